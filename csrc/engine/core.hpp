@@ -1,0 +1,176 @@
+// One engine without its thread: the state machines, a transport, a packer and the sessions between them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/status.hpp"
+#include "cache/cache.hpp"
+#include "engine/handshake.hpp"
+#include "engine/leases.hpp"
+#include "engine/stats.hpp"
+#include "pack/packer.hpp"
+#include "protocol/actions.hpp"
+#include "protocol/link.hpp"
+#include "protocol/receiver.hpp"
+#include "protocol/sender.hpp"
+#include "transport/transport.hpp"
+
+namespace kvpush {
+
+struct CoreConfig {
+  std::size_t slot_bytes = 0;  ///< 0: 1 MiB, or the cache's largest unit if that is more
+  std::uint32_t num_slots = 8;
+  std::size_t landing_bytes = std::size_t{256} << 20U;
+  std::size_t num_leases = 16;
+  std::size_t max_quarantined_bytes = std::size_t{1} << 30U;
+  std::size_t max_sessions = 1024;
+  protocol::Timeouts timeouts;
+};
+
+/// Everything that the progress thread does, one turn at a time; time comes in, nothing blocks. Tests
+/// drive it over a simulated network and clock. Progress thread only.
+class Core final : private TransportSink {
+ public:
+  /// InvalidArgument when slot and cache do not fit.
+  static Status check(const Cache& cache, const CoreConfig& config);
+  Core(const Cache& cache, const CoreConfig& config, Transport& transport, Packer& packer,
+       const Incarnation& incarnation, TimeUs now);
+
+  // --- set-up of sessions
+  /// D: opens a landing for one peer. Exhausted when the budget is spent and no session is idle.
+  Result<Bytes> offer(TimeUs now);
+  /// P: the same offer gets the same answer.
+  Result<Bytes> answer(ByteView offer, TimeUs now);
+  /// D: a late or foreign answer is a Handshake error.
+  Result<SessionId> establish(ByteView answer, TimeUs now);
+  /// Says BYE and ends the session; its transfers fail. PeerLost when it is not open.
+  Status disconnect(const SessionId& session, TimeUs now);
+
+  // --- the two halves; their actions go to actions() and are carried out by the next turn
+  protocol::Sender& sender() { return sender_; }
+  protocol::Receiver& receiver() { return receiver_; }
+  protocol::Actions& actions() { return actions_; }
+
+  /// Does all that can be done now. Returns whether it did anything.
+  bool turn(TimeUs now);
+  /// When turn() must run again even if nothing arrives.
+  [[nodiscard]] TimeUs next_deadline() const;
+  /// Events in the order in which they happened; each is handed out once.
+  std::vector<protocol::Event> take_events() { return std::exchange(events_, {}); }
+
+  /// A post, pack or unpack is under way, or a box came within the last 2 ms: look again at once.
+  [[nodiscard]] bool busy(TimeUs now) const;
+  /// A push, claim or receive is open.
+  [[nodiscard]] bool open() const;
+  /// Nothing of this engine runs or is owed by the transport.
+  [[nodiscard]] bool quiet() const { return work_.empty(); }
+
+  /// Ends every session with BYE; pushes and receives fail.
+  void shut_down(TimeUs now);
+  [[nodiscard]] Stats stats() const;
+  [[nodiscard]] const CoreConfig& config() const { return config_; }
+
+ private:
+  enum class Role : std::uint8_t { kReceives, kPushes };
+  enum class State : std::uint8_t { kOffered, kOpen, kClosed };
+
+  struct Post {
+    TicketId ticket = 0;
+    std::uint32_t slot = 0;
+    ByteView source;
+    Bytes notice;
+  };
+  struct Session {
+    Session(Role role_, State state_, const Incarnation& peer_, protocol::Link link_, TimeUs now)
+        : role(role_), state(state_), peer(peer_), link(std::move(link_)), opened_at(now), active_at(now) {}
+
+    Role role;
+    State state;
+    Incarnation peer;
+    protocol::Link link;
+    std::uint32_t num_slots = 0;
+    std::size_t slot_bytes = 0;
+    std::deque<std::uint32_t> free_slots;     ///< P: credits
+    std::vector<std::uint32_t> owed_credits;  ///< D: not yet told
+    std::deque<Bytes> backlog;
+    std::deque<Post> waiting_posts;
+    Bytes answer;                             ///< P: what the offer got
+    bool heard = false;                       ///< P: D has established
+    std::uint32_t local_work = 0;             ///< packs and unpacks under way
+    std::uint32_t posts = 0;
+    bool unknown_fate = false;                ///< P: a post may still write
+    TimeUs opened_at;
+    TimeUs active_at;
+    FailCode ended = FailCode::kNone;
+    std::string reason;
+    bool lost_reported = false;
+    bool transport_closed = false;
+  };
+  /// A pack, then a post; or an unpack. Keyed by ticket.
+  struct Work {
+    enum class Kind : std::uint8_t { kPack, kPost, kUnpack } kind;
+    SessionId session;
+    protocol::BoxTask task;
+    protocol::Unpack unpack;
+    std::uint32_t slot = 0;
+    Region lease;
+    TimeUs started_at = 0;
+  };
+
+  void on_message(const SessionId& session, ByteView message) override;
+  void on_notice(const SessionId& session, ByteView notice) override;
+  void on_completed(TicketId ticket, Fate fate) override;
+  void on_lost(const SessionId& session, const std::string& reason) override;
+
+  [[nodiscard]] protocol::Link link_to(const Incarnation& peer, TimeUs now) const {
+    return {incarnation_, peer, config_.timeouts.peer_us, now};
+  }
+  void carry_out();
+  void close(const SessionId& id, FailCode code, std::string reason);
+  void say_bye(const SessionId& id, Session& session);
+  void retire();
+  void start_unpack(protocol::Unpack unpack);
+  void finish_packs();
+  void packed(Work work, TicketId ticket, const PackDone& done);
+  void schedule();
+  bool start_pack(const SessionId& id, Session& session);
+  void post(const SessionId& id, Session& session, Post post);
+  void enqueue(const SessionId& id, Session& session, Bytes message);
+  void flush();
+  void keep_time();
+  [[nodiscard]] std::size_t landing_bytes_in(State state) const;
+  Status make_room(std::size_t bytes, TimeUs now);
+
+  const Cache& cache_;
+  CoreConfig config_;
+  std::map<std::string, std::string> identity_;
+  Transport& transport_;
+  Packer& packer_;
+  Incarnation incarnation_;
+  Capabilities capabilities_;
+  Leases leases_;
+  protocol::Sender sender_;
+  protocol::Receiver receiver_;
+  protocol::Actions actions_;
+  std::vector<protocol::Event> events_;
+  std::map<SessionId, Session> sessions_;
+  std::map<Incarnation, std::deque<SessionId>> quiet_;  ///< P: sessions of this peer that ended with all posts known
+  std::map<TicketId, Work> work_;
+  TicketId next_ticket_ = 1;
+  SessionId next_session_;  ///< whose turn it is to pack
+  TimeUs now_;
+  TimeUs last_turn_;
+  TimeUs moved_at_;  ///< when a box last came or went
+  bool progressed_ = false;
+  Stats stats_;
+  std::vector<PackDone> done_;
+};
+
+}  // namespace kvpush

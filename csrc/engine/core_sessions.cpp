@@ -1,0 +1,253 @@
+// How sessions of one engine begin and end.
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "engine/core.hpp"
+
+namespace kvpush {
+
+// --- set-up
+
+std::size_t Core::landing_bytes_in(State state) const {
+  std::size_t bytes = 0;
+  for (const auto& [id, session] : sessions_) {
+    const bool closed = session.state == State::kClosed;
+    if (session.role == Role::kReceives && closed == (state == State::kClosed)) {
+      bytes += session.slot_bytes * session.num_slots;
+    }
+  }
+  return bytes;
+}
+
+Status Core::make_room(std::size_t bytes, TimeUs now) {
+  const std::size_t quarantined = landing_bytes_in(State::kClosed) + leases_.quarantined_bytes();
+  if (quarantined > config_.max_quarantined_bytes) {
+    return {Code::kExhausted, std::to_string(quarantined) +
+                                  " bytes may still be written by peers that are gone; max_quarantined_bytes is " +
+                                  std::to_string(config_.max_quarantined_bytes)};
+  }
+  if (sessions_.size() >= config_.max_sessions) {
+    return {Code::kExhausted, "max_sessions (" + std::to_string(config_.max_sessions) + ") are open"};
+  }
+  while (landing_bytes_in(State::kOpen) + bytes > config_.landing_bytes) {
+    auto idle = sessions_.end();
+    for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
+      const Session& session = it->second;
+      if (session.role != Role::kReceives || session.state != State::kOpen || receiver_.busy(it->first)) continue;
+      if (idle == sessions_.end() || session.active_at < idle->second.active_at) idle = it;
+    }
+    if (idle == sessions_.end()) {
+      return {Code::kExhausted, "landing_bytes (" + std::to_string(config_.landing_bytes) +
+                                    ") is spent and no session is idle; raise it or lower num_slots x slot_bytes"};
+    }
+    const SessionId id = idle->first;
+    KVPUSH_TRY(disconnect(id, now));
+  }
+  return {};
+}
+
+Result<Bytes> Core::offer(TimeUs now) {
+  now_ = now;
+  const std::size_t bytes = config_.slot_bytes * config_.num_slots;
+  KVPUSH_TRY(make_room(bytes, now));
+  Offer offer;
+  static_cast<Uuid&>(offer.session) = random_uuid();
+  Result<Bytes> description = transport_.open_landing(offer.session, config_.slot_bytes, config_.num_slots);
+  if (!description.ok()) return description.status();
+  offer.engine = incarnation_;
+  offer.transport = transport_.name();
+  offer.slot_bytes = config_.slot_bytes;
+  offer.num_slots = config_.num_slots;
+  offer.identity = identity_;
+  offer.description = std::move(description).value();
+  Session session(Role::kReceives, State::kOffered, {}, link_to({}, now), now);
+  session.num_slots = config_.num_slots;
+  session.slot_bytes = config_.slot_bytes;
+  sessions_.emplace(offer.session, std::move(session));
+  return encode(offer);
+}
+
+Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
+  now_ = now;
+  Result<Offer> decoded = decode_offer(bytes);
+  if (!decoded.ok()) return decoded.status();
+  const Offer& offer = decoded.value();
+  if (const auto found = sessions_.find(offer.session); found != sessions_.end()) {
+    if (found->second.role == Role::kPushes && found->second.state == State::kOpen) return found->second.answer;
+    return Status(Code::kHandshake, "this offer's session has ended; make a new offer");
+  }
+  if (offer.engine == incarnation_) return Status(Code::kHandshake, "the offer is this engine's own");
+  if (offer.transport != transport_.name()) {
+    return Status(Code::kHandshake, "transport: theirs " + offer.transport + ", ours " +
+                                        std::string(transport_.name()) + "; configure the same on both sides");
+  }
+  if (const std::string difference = first_difference(offer.identity, identity_); !difference.empty()) {
+    return Status(Code::kHandshake, difference);
+  }
+  const std::size_t box_bytes =
+      capabilities_.mapped_slots ? offer.slot_bytes : std::min<std::size_t>(offer.slot_bytes, leases_.lease_bytes());
+  if (box_bytes < cache_.max_unit_bytes() || offer.num_slots == 0) {
+    return Status(Code::kHandshake, "slots: theirs " + std::to_string(offer.num_slots) + " x " +
+                                        std::to_string(offer.slot_bytes) + " bytes, our largest unit " +
+                                        std::to_string(cache_.max_unit_bytes()) + " bytes");
+  }
+  KVPUSH_TRY(make_room(0, now));
+  Result<Bytes> description =
+      transport_.accept(offer.session, offer.description, offer.slot_bytes, offer.num_slots);
+  if (!description.ok()) return description.status();
+
+  Answer answer;
+  answer.engine = incarnation_;
+  answer.session = offer.session;
+  answer.box_bytes = box_bytes;
+  if (const auto quiet = quiet_.find(offer.engine); quiet != quiet_.end()) {
+    answer.quiet_sessions.assign(quiet->second.begin(), quiet->second.end());
+  }
+  answer.description = std::move(description).value();
+
+  Session session(Role::kPushes, State::kOpen, offer.engine, link_to(offer.engine, now), now);
+  session.num_slots = offer.num_slots;
+  session.slot_bytes = offer.slot_bytes;
+  for (std::uint32_t slot = 0; slot < offer.num_slots; ++slot) session.free_slots.push_back(slot);
+  session.answer = encode(answer);
+  sender_.open_session(offer.session, box_bytes);
+  ++stats_.sessions_opened;
+  return sessions_.emplace(offer.session, std::move(session)).first->second.answer;
+}
+
+Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
+  now_ = now;
+  Result<Answer> decoded = decode_answer(bytes);
+  if (!decoded.ok()) return decoded.status();
+  const Answer& answer = decoded.value();
+  const auto found = sessions_.find(answer.session);
+  if (found == sessions_.end() || found->second.role != Role::kReceives) {
+    return Status(Code::kHandshake, "the answer is to an offer that this engine did not make, or that has expired");
+  }
+  Session& session = found->second;
+  if (session.state != State::kOffered) {
+    return Status(Code::kHandshake, "the offer was answered before, or has expired; make a new one");
+  }
+  if (answer.box_bytes < cache_.max_unit_bytes() || answer.box_bytes > session.slot_bytes) {
+    return Status(Code::kHandshake, "box size: theirs " + std::to_string(answer.box_bytes) + ", our slots " +
+                                        std::to_string(session.slot_bytes) + " bytes");
+  }
+  if (Status status = transport_.connect(answer.session, answer.description); !status.ok()) {
+    close(answer.session, FailCode::kTransport, status.message());
+    return status;
+  }
+  for (const SessionId& quiet : answer.quiet_sessions) {
+    const auto old = sessions_.find(quiet);
+    if (old != sessions_.end() && old->second.state == State::kClosed && old->second.peer == answer.engine &&
+        old->second.local_work == 0 && old->second.role == Role::kReceives) {
+      transport_.release_landing(quiet);
+      sessions_.erase(old);
+    }
+  }
+  session.state = State::kOpen;
+  session.peer = answer.engine;
+  session.link = link_to(answer.engine, now);
+  session.heard = true;
+  session.active_at = now;
+  receiver_.open_session(answer.session, answer.box_bytes, session.num_slots);
+  ++stats_.sessions_opened;
+  return answer.session;
+}
+
+Status Core::disconnect(const SessionId& id, TimeUs now) {
+  now_ = now;
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.state != State::kOpen) {
+    return {Code::kPeerLost, "no open session " + to_string(id)};
+  }
+  say_bye(id, found->second);
+  close(id, FailCode::kPeerClosed, "disconnected here");
+  carry_out();
+  return {};
+}
+
+void Core::say_bye(const SessionId& id, Session& session) {
+  flush();
+  const Bytes bye = session.link.seal(protocol::Bye{});
+  if (session.backlog.empty()) (void)transport_.send(id, bye);
+}
+
+void Core::shut_down(TimeUs now) {
+  now_ = now;
+  std::vector<SessionId> open;
+  for (const auto& [id, session] : sessions_) {
+    if (session.state != State::kClosed) open.push_back(id);
+  }
+  for (const SessionId& id : open) {
+    Session& session = sessions_.at(id);
+    if (session.state == State::kOpen && session.heard) say_bye(id, session);
+    close(id, FailCode::kEngineClosed, "the engine was closed");
+  }
+  carry_out();
+}
+
+// --- sessions end
+
+void Core::close(const SessionId& id, FailCode code, std::string reason) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.state == State::kClosed) return;
+  Session& session = found->second;
+  const bool was_open = session.state == State::kOpen;
+  progressed_ = true;
+  session.state = State::kClosed;
+  session.ended = code;
+  session.reason = std::move(reason);
+  session.lost_reported = !was_open;
+  log(was_open ? LogLevel::kInfo : LogLevel::kDebug,
+      "session " + to_string(id) + " ended: " + std::string(to_string(code)) + ": " + session.reason);
+  for (const Post& post : session.waiting_posts) {
+    const auto work = work_.find(post.ticket);
+    if (work->second.lease.data != nullptr) leases_.give_back(work->second.lease);
+    work_.erase(work);
+  }
+  session.waiting_posts.clear();
+  session.backlog.clear();
+  if (session.role == Role::kPushes) {
+    sender_.close_session(id, code, now_, actions_);
+  } else if (was_open) {
+    receiver_.close_session(id, code, actions_);
+  }
+  if (was_open) ++stats_.sessions_lost;
+}
+
+void Core::retire() {
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    Session& session = it->second;
+    if (session.state != State::kClosed || session.local_work != 0) {
+      ++it;
+      continue;
+    }
+    if (!session.lost_reported) {
+      session.lost_reported = true;
+      protocol::Event event;
+      event.kind = protocol::Event::Kind::kLost;
+      event.session = it->first;
+      event.status = session.ended;
+      event.detail = session.reason;
+      events_.push_back(std::move(event));
+    }
+    // Not before: a running pack may be writing into a mapped slot.
+    if (!std::exchange(session.transport_closed, true)) transport_.close_session(it->first);
+    bool over = false;
+    if (session.role == Role::kReceives) {
+      over = transport_.landing_quiet(it->first);
+      if (over) transport_.release_landing(it->first);
+    } else if (session.posts == 0) {
+      over = true;
+      if (!session.unknown_fate) {
+        auto& quiet = quiet_[session.peer];
+        quiet.push_back(it->first);
+        if (quiet.size() > kMaxQuietSessions) quiet.pop_front();
+      }
+    }
+    it = over ? sessions_.erase(it) : std::next(it);
+  }
+}
+
+}  // namespace kvpush

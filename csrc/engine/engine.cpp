@@ -1,0 +1,286 @@
+#include "engine/engine.hpp"
+
+#include <algorithm>
+#include <future>
+
+#include "base/log.hpp"
+
+namespace kvpush {
+namespace {
+
+// How often to look where the transport can only be polled (docs/threading.md).
+constexpr TimeUs kPollOpenUs = 1000;
+constexpr TimeUs kPollIdleUs = 5000;
+constexpr TimeUs kLongestWaitUs = 60'000'000;
+
+Status closed_status() { return {Code::kClosed, "the engine is closed"}; }
+
+Status check_key(const std::string& key, const Bytes* digest) {
+  if (key.empty() || key.size() > protocol::kMaxKeyBytes) {
+    return {Code::kInvalidArgument, "key of " + std::to_string(key.size()) + " bytes; 1 to " +
+                                        std::to_string(protocol::kMaxKeyBytes) + " are allowed"};
+  }
+  if (digest != nullptr && (digest->empty() || digest->size() > protocol::kMaxDigestBytes)) {
+    return {Code::kInvalidArgument, "digest of " + std::to_string(digest->size()) + " bytes; 1 to " +
+                                        std::to_string(protocol::kMaxDigestBytes) + " are allowed (SHA-256: 32)"};
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<const Cache> cache, const EngineConfig& config,
+                                               EngineParts parts) {
+  KVPUSH_TRY(Core::check(*cache, config.core));
+  return std::unique_ptr<Engine>(new Engine(std::move(cache), config, std::move(parts)));
+}
+
+Engine::Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, EngineParts parts)
+    : cache_(std::move(cache)),
+      config_(config),
+      parts_(std::move(parts)),
+      core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer, parts_.incarnation,
+                                   monotonic_us())),
+      registry_(*cache_, config.max_open_transfers),
+      thread_([this] { run(); }) {}
+
+Engine::~Engine() { close(); }
+
+// --- calls
+
+Status Engine::submit_locked(Command command) {
+  if (closing_) return closed_status();
+  commands_.push_back(std::move(command));
+  if (commands_.size() == 1) wake_.notify();
+  return {};
+}
+
+Status Engine::submit(Command command) {
+  const std::lock_guard lock(mutex_);
+  return submit_locked(std::move(command));
+}
+
+template <typename T>
+T Engine::ask(std::function<T(Core&, TimeUs)> question, T when_closed) {
+  auto promise = std::make_shared<std::promise<T>>();
+  std::future<T> reply = promise->get_future();
+  const Status status = submit([promise, question = std::move(question)](Core& core, TimeUs now) {
+    promise->set_value(question(core, now));
+  });
+  return status.ok() ? reply.get() : when_closed;
+}
+
+Result<Bytes> Engine::offer() {
+  return ask<Result<Bytes>>([](Core& core, TimeUs now) { return core.offer(now); }, closed_status());
+}
+
+Result<Bytes> Engine::answer(Bytes offer) {
+  return ask<Result<Bytes>>(
+      [offer = std::move(offer)](Core& core, TimeUs now) { return core.answer(offer, now); }, closed_status());
+}
+
+Result<SessionId> Engine::establish(Bytes answer) {
+  return ask<Result<SessionId>>(
+      [answer = std::move(answer)](Core& core, TimeUs now) { return core.establish(answer, now); },
+      closed_status());
+}
+
+Status Engine::disconnect(const SessionId& session) {
+  return ask<Status>([session](Core& core, TimeUs now) { return core.disconnect(session, now); },
+                     closed_status());
+}
+
+Result<HandleId> Engine::push(const std::string& key, Bytes digest) {
+  KVPUSH_TRY(check_key(key, &digest));
+  const std::lock_guard lock(mutex_);
+  if (closing_) return closed_status();
+  const HandleId handle = next_handle_;
+  KVPUSH_TRY(registry_.add_push(handle, key));
+  ++next_handle_;
+  KVPUSH_TRY(submit_locked([handle, key, digest = std::move(digest)](Core& core, TimeUs now) {
+    core.sender().push(handle, key, digest, now, core.actions());
+  }));
+  return handle;
+}
+
+Status Engine::advance(HandleId push, BlockIds ids) {
+  KVPUSH_TRY(registry_.check_ids(ids));
+  return submit([push, ids = std::move(ids)](Core& core, TimeUs now) {
+    core.sender().advance(push, ids, now, core.actions());
+  });
+}
+
+Result<std::vector<std::uint32_t>> Engine::retract(HandleId push) {
+  using Reply = std::vector<std::uint32_t>;
+  auto promise = std::make_shared<std::promise<Reply>>();
+  std::future<Reply> reply = promise->get_future();
+  KVPUSH_TRY(submit([this, promise, push](Core& core, TimeUs) {
+    core.sender().fence(push);
+    pending_.emplace_back([promise, push](Core& quiet_core) {
+      if (!quiet_core.sender().quiescent(push)) return false;
+      promise->set_value(quiet_core.sender().resume(push));
+      return true;
+    });
+  }));
+  return reply.get();
+}
+
+Status Engine::finish(HandleId push) {
+  return submit([push](Core& core, TimeUs now) { core.sender().finish(push, now, core.actions()); });
+}
+
+Status Engine::abort(HandleId push, std::string reason) {
+  return submit([push, reason = std::move(reason)](Core& core, TimeUs now) {
+    core.sender().abort(push, FailCode::kAborted, reason, now, core.actions());
+  });
+}
+
+Status Engine::evict(std::uint32_t count) {
+  return submit([count](Core& core, TimeUs now) { core.sender().evict(count, now, core.actions()); });
+}
+
+Result<TransferId> Engine::expect(const SessionId& session, const std::string& key) {
+  KVPUSH_TRY(check_key(key, nullptr));
+  const std::lock_guard lock(mutex_);
+  const TransferId transfer = next_transfer_;
+  KVPUSH_TRY(submit_locked([session, transfer, key](Core& core, TimeUs now) {
+    core.receiver().expect(session, transfer, key, now, core.actions());
+  }));
+  ++next_transfer_;
+  return transfer;
+}
+
+Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session, TransferId claim,
+                                                        const std::string& key, Bytes digest,
+                                                        protocol::Destination destination) {
+  KVPUSH_TRY(check_key(key, &digest));
+  if (destination.first.size() != destination.blocks.size()) {
+    return Status(Code::kInvalidArgument, "first has " + std::to_string(destination.first.size()) +
+                                              " entries, blocks has " + std::to_string(destination.blocks.size()));
+  }
+  for (std::size_t g = 0; g < destination.blocks.size(); ++g) {
+    if (destination.first[g] + destination.blocks[g].size() > INT32_MAX) {
+      return Status(Code::kInvalidArgument, "first[" + std::to_string(g) + "] is " +
+                                                std::to_string(destination.first[g]) + ", too large");
+    }
+  }
+  protocol::Envelope probe;
+  probe.body = protocol::Open{0, key, digest, wanted_of(destination)};
+  if (encode(probe).size() > protocol::kMaxMessageBytes) {
+    return Status(Code::kInvalidArgument,
+                  "the holes split blocks into more ranges than one OPEN can name; receive in several keys");
+  }
+  const std::lock_guard lock(mutex_);
+  if (closing_) return closed_status();
+  const HandleId handle = next_handle_;
+  KVPUSH_TRY(registry_.add_receive(handle, destination));
+  ++next_handle_;
+  const TransferId transfer = claim != 0 ? claim : next_transfer_++;
+  KVPUSH_TRY(submit_locked([=, digest = std::move(digest), destination = std::move(destination)](
+                               Core& core, TimeUs now) {
+    core.receiver().receive(session, transfer, handle, key, digest, destination, now, core.actions());
+  }));
+  return std::pair(handle, transfer);
+}
+
+Status Engine::cancel(TransferId transfer) {
+  return submit([transfer](Core& core, TimeUs) { core.receiver().cancel(transfer, core.actions()); });
+}
+
+Result<std::vector<protocol::Event>> Engine::poll(TimeUs timeout_us) {
+  std::unique_lock lock(mutex_);
+  if (events_.empty() && timeout_us > 0 && !closed_) {
+    arrived_.wait_for(lock, std::chrono::microseconds(std::min(timeout_us, TimeUs{86'400'000'000})),
+                      [this] { return !events_.empty() || closed_; });
+  }
+  if (events_.empty() && closed_) return closed_status();
+  std::vector<protocol::Event> events(std::make_move_iterator(events_.begin()),
+                                      std::make_move_iterator(events_.end()));
+  events_.clear();
+  return events;
+}
+
+Result<Stats> Engine::stats() {
+  return ask<Result<Stats>>([](Core& core, TimeUs) { return Result<Stats>(core.stats()); }, closed_status());
+}
+
+bool Engine::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closing_;
+}
+
+void Engine::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    wake_.notify();
+  }
+  // Two closers: the second waits for the first.
+  const std::lock_guard lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+// --- the progress thread
+
+void Engine::run() {
+  std::deque<Command> commands;
+  bool stopping = false;
+  TimeUs deadline = kNever;
+  while (true) {
+    const TimeUs now = monotonic_us();
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(commands, commands_);
+      if (closing_ && !stopping) {
+        stopping = true;
+        deadline = now + config_.close_timeout_us;
+      }
+    }
+    for (Command& command : commands) command(*core_, now);
+    const bool commanded = !std::exchange(commands, {}).empty();
+    if (stopping) core_->shut_down(now);
+    const bool progressed = core_->turn(now);
+    std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
+    publish();
+    if (stopping && pending_.empty() && (core_->quiet() || now >= deadline)) break;
+    if (!commanded && !progressed) wait(now);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!core_->quiet()) {
+    log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
+    (void)core_.release();
+    (void)parts_.transport.release();
+  }
+  closed_ = true;
+  arrived_.notify_all();
+}
+
+void Engine::wait(TimeUs now) {
+  TimeUs timeout = std::clamp(core_->next_deadline() - now, TimeUs{0}, kLongestWaitUs);
+  Transport& transport = *parts_.transport;
+  const int fd = transport.wait_fd();
+  if (fd < 0) {
+    // A post's notice leaves, and a box arrives, only while somebody looks.
+    if (core_->busy(now)) {
+      std::this_thread::yield();
+      return;
+    }
+    timeout = std::min(timeout, core_->open() ? kPollOpenUs : kPollIdleUs);
+  } else if (transport.arm_wait()) {
+    return;
+  }
+  wake_.wait(fd, parts_.packer->wait_fd(), timeout);
+}
+
+void Engine::publish() {
+  std::vector<protocol::Event> events = core_->take_events();
+  if (events.empty()) return;
+  const std::lock_guard lock(mutex_);
+  for (protocol::Event& event : events) {
+    registry_.remove(event.handle);
+    events_.push_back(std::move(event));
+  }
+  arrived_.notify_all();
+}
+
+}  // namespace kvpush

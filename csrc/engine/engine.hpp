@@ -1,0 +1,112 @@
+// The engine as its caller sees it: thread-safe calls in, events out, one progress thread between.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/core.hpp"
+#include "engine/registry.hpp"
+#include "engine/wake.hpp"
+
+namespace kvpush {
+
+struct EngineConfig {
+  CoreConfig core;
+  std::size_t max_open_transfers = 65536;
+  TimeUs close_timeout_us = 5'000'000;
+};
+
+/// Makes the engine's transport and packer, on the caller's thread.
+struct EngineParts {
+  Incarnation incarnation;
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<Packer> packer;
+};
+
+using BlockIds = std::vector<std::vector<std::int32_t>>;
+
+/// Thread-safe. Calls validate, copy and return; only offer, answer, establish, retract and close wait,
+/// and none of them for a peer. Every push and receive has exactly one terminal event in poll().
+/// Handles that have ended accept and ignore further calls.
+class Engine {
+ public:
+  /// The cache's memory must outlive the engine. `cache` must be the one the packer was made for.
+  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<const Cache> cache, const EngineConfig& config,
+                                                EngineParts parts);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();  ///< close(), silently
+
+  Result<Bytes> offer();
+  Result<Bytes> answer(Bytes offer);
+  Result<SessionId> establish(Bytes answer);
+  Status disconnect(const SessionId& session);
+
+  Result<HandleId> push(const std::string& key, Bytes digest);
+  Status advance(HandleId push, BlockIds ids);
+  /// Waits for running packs only. Per group, the position at which the next advance goes on.
+  Result<std::vector<std::uint32_t>> retract(HandleId push);
+  Status finish(HandleId push);
+  Status abort(HandleId push, std::string reason);
+  Status evict(std::uint32_t count);
+
+  Result<TransferId> expect(const SessionId& session, const std::string& key);
+  /// `claim` is expect()'s transfer, or 0.
+  Result<std::pair<HandleId, TransferId>> receive(const SessionId& session, TransferId claim,
+                                                  const std::string& key, Bytes digest,
+                                                  protocol::Destination destination);
+  Status cancel(TransferId transfer);
+
+  /// Events so far; waits up to `timeout_us` for the first. After close() the rest, then Closed.
+  Result<std::vector<protocol::Event>> poll(TimeUs timeout_us);
+  [[nodiscard]] Result<Stats> stats();
+  [[nodiscard]] std::string incarnation() const { return to_string(parts_.incarnation); }
+  [[nodiscard]] std::string transport() const { return std::string(parts_.transport->name()); }
+  [[nodiscard]] const Cache& cache() const { return *cache_; }
+
+  /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
+  void close();
+  [[nodiscard]] bool closed() const;
+
+ private:
+  using Command = std::function<void(Core&, TimeUs)>;
+
+  Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, EngineParts parts);
+  void run();
+  void wait(TimeUs now);
+  void publish();
+  Status submit(Command command);
+  template <typename T>
+  T ask(std::function<T(Core&, TimeUs)> question, T when_closed);
+  Status submit_locked(Command command);
+
+  std::unique_ptr<const Cache> cache_;
+  EngineConfig config_;
+  EngineParts parts_;
+  std::unique_ptr<Core> core_;  ///< progress thread only
+  std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
+  Wake wake_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<Command> commands_;
+  std::deque<protocol::Event> events_;
+  Registry registry_;
+  HandleId next_handle_ = 1;
+  TransferId next_transfer_ = 1;
+  bool closing_ = false;
+  bool closed_ = false;
+
+  std::mutex join_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace kvpush

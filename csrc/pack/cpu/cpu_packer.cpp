@@ -1,0 +1,151 @@
+#include "pack/cpu/cpu_packer.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "pack/cpu/copy_unit.hpp"
+
+namespace kvpush {
+namespace {
+
+Status check_job(const Cache& cache, const PackJob& job) {
+  const Box& box = job.box;
+  if (!box_fits(cache, box)) {
+    return {Code::kInvalidArgument,
+            "box of group " + std::to_string(box.group) + ", planes " + std::to_string(box.plane_begin) + " to " +
+                std::to_string(box.plane_end) + ", heads " + std::to_string(box.head_begin) + " to " +
+                std::to_string(box.head_end) + ", positions " + std::to_string(box.pos_begin) + " to " +
+                std::to_string(box.pos_end) + " does not lie within the cache"};
+  }
+  if (job.block_ids.size() != box.num_positions()) {
+    return {Code::kInvalidArgument, "box has " + std::to_string(box.num_positions()) + " positions, but " +
+                                        std::to_string(job.block_ids.size()) + " block ids came with it"};
+  }
+  const std::int64_t num_blocks = cache.groups[box.group].num_blocks();
+  for (const std::int32_t id : job.block_ids) {
+    if (id < 0 || id >= num_blocks) {
+      return {Code::kInvalidArgument, "block id " + std::to_string(id) + " is not within 0 to " +
+                                          std::to_string(num_blocks - 1)};
+    }
+  }
+  if (job.dense == nullptr) return {Code::kInvalidArgument, "the job's dense memory is a null pointer"};
+  return {};
+}
+
+/// num_threads == 0: everything on the caller's thread.
+class InlinePacker final : public Packer {
+ public:
+  explicit InlinePacker(const Cache& cache) : cache_(cache) {}
+
+  bool ready(std::uint64_t after) override { return after == 0; }
+  void start(PackJob job) override { done_.push_back(run_pack_job(cache_, job)); }
+  void poll(std::vector<PackDone>& done) override {
+    for (PackDone& one : done_) done.push_back(std::move(one));
+    done_.clear();
+  }
+
+ private:
+  const Cache& cache_;
+  std::vector<PackDone> done_;
+};
+
+class PoolPacker final : public Packer {
+ public:
+  PoolPacker(const Cache& cache, unsigned num_threads)
+      : cache_(cache), event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    threads_.reserve(num_threads);
+    for (unsigned i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  PoolPacker(const PoolPacker&) = delete;
+  PoolPacker& operator=(const PoolPacker&) = delete;
+
+  ~PoolPacker() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    if (event_fd_ >= 0) ::close(event_fd_);
+  }
+
+  bool ready(std::uint64_t after) override { return after == 0; }
+
+  void start(PackJob job) override {
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(std::move(job));
+    }
+    wake_.notify_one();
+  }
+
+  void poll(std::vector<PackDone>& done) override {
+    const std::lock_guard lock(mutex_);
+    if (done_.empty()) return;
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(event_fd_, &count, sizeof(count));
+    for (PackDone& one : done_) done.push_back(std::move(one));
+    done_.clear();
+  }
+
+  // Without a descriptor (none left in this process) the caller polls.
+  int wait_fd() const override { return event_fd_; }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+      if (stopping_) return;
+      const PackJob job = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      PackDone one = run_pack_job(cache_, job);
+      lock.lock();
+      const bool first = done_.empty();
+      done_.push_back(std::move(one));
+      if (first) {
+        const std::uint64_t count = 1;
+        [[maybe_unused]] const ssize_t put = ::write(event_fd_, &count, sizeof(count));
+      }
+    }
+  }
+
+  const Cache& cache_;
+  const int event_fd_;
+  std::mutex mutex_;  // guards the four below
+  std::condition_variable wake_;
+  std::deque<PackJob> waiting_;
+  std::vector<PackDone> done_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+PackDone run_pack_job(const Cache& cache, const PackJob& job) {
+  PackDone done;
+  done.ticket = job.ticket;
+  done.status = check_job(cache, job);
+  if (!done.status.ok()) return done;
+
+  const Group& group = cache.groups[job.box.group];
+  DenseWindow window(job.kind, job.dense);
+  for (std::uint32_t p = job.box.plane_begin; p < job.box.plane_end; ++p) {
+    copy_plane(group.planes[p], job.block_ids, window);
+  }
+  done.checksum = window.finish();
+  return done;
+}
+
+std::unique_ptr<Packer> make_cpu_packer(const Cache& cache, unsigned num_threads) {
+  if (num_threads == 0) return std::make_unique<InlinePacker>(cache);
+  return std::make_unique<PoolPacker>(cache, num_threads);
+}
+
+}  // namespace kvpush

@@ -1,0 +1,86 @@
+#include "transport/nixl/memory.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace kvpush {
+namespace {
+
+// An eighth of the 47 bits of a process's addresses on x86-64.
+constexpr std::size_t kMaxRetiredBytes = std::size_t{16} << 40U;
+
+class RetiredRanges {
+ public:
+  void add(void* data, std::size_t num_bytes) {
+    const std::lock_guard lock(mutex_);
+    ranges_.emplace_back(data, num_bytes);
+    total_bytes_ += num_bytes;
+    while (total_bytes_ > kMaxRetiredBytes) {
+      munmap(ranges_.front().first, ranges_.front().second);
+      total_bytes_ -= ranges_.front().second;
+      ranges_.pop_front();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::pair<void*, std::size_t>> ranges_;
+  std::size_t total_bytes_ = 0;
+};
+
+// Never destroyed: engines may be closed by other statics' destructors.
+RetiredRanges& retired_ranges() {
+  static auto* const ranges = new RetiredRanges;
+  return *ranges;
+}
+
+}  // namespace
+
+Result<NixlMemory> NixlMemory::map(std::size_t size_bytes) {
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  if (size_bytes == 0 || size_bytes > SIZE_MAX - page_bytes) {
+    return Status(Code::kInvalidArgument, "cannot map " + std::to_string(size_bytes) + " bytes");
+  }
+  const std::size_t mapped_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+  void* data = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return Status(Code::kExhausted, "cannot map " + std::to_string(mapped_bytes) + " bytes: " +
+                                        std::strerror(errno));
+  }
+  // Writes into absent pages halve the rate of the first transfers.
+  std::memset(data, 0, mapped_bytes);
+  return NixlMemory(static_cast<std::byte*>(data), size_bytes, mapped_bytes);
+}
+
+NixlMemory::NixlMemory(NixlMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(other.size_bytes_),
+      mapped_bytes_(other.mapped_bytes_) {}
+
+NixlMemory& NixlMemory::operator=(NixlMemory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  return *this;
+}
+
+NixlMemory::~NixlMemory() {
+  if (data_ != nullptr) munmap(data_, mapped_bytes_);
+}
+
+void NixlMemory::retire() noexcept {
+  if (data_ == nullptr) return;
+  // Mapping anew also returns the range's share of the commit limit; failing that, keep the old pages.
+  mmap(data_, mapped_bytes_, PROT_READ | PROT_WRITE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  retired_ranges().add(std::exchange(data_, nullptr), mapped_bytes_);
+}
+
+}  // namespace kvpush

@@ -1,0 +1,39 @@
+// The transport over NIXL: RDMA, shared memory or TCP, as NIXL's backends find them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/status.hpp"
+#include "transport/transport.hpp"
+
+namespace kvpush {
+
+/// What only the transport sees. Counted on the progress thread, read on any.
+struct NixlCounters {
+  std::atomic<std::uint64_t> dropped_notifications{0};  ///< malformed, of no open session, or not its peer's
+  std::atomic<std::uint64_t> failed_posts{0};           ///< NIXL reported an error after the post
+  std::atomic<std::uint64_t> orphaned_posts{0};         ///< unfinished when their session was closed
+  std::atomic<std::uint64_t> leaked_requests{0};        ///< handles that could never be freed safely
+  std::atomic<std::uint64_t> broken_peers{0};           ///< connections that NIXL gave up
+};
+
+struct NixlOptions {
+  Incarnation incarnation;   ///< names the agent
+  std::string library_path;  ///< libnixl_capi.so, full path
+  std::vector<std::string> backends = {"UCX"};
+  std::uint32_t max_posts_per_session = 64;  ///< above this many unfinished ones post() answers kAgain
+  std::shared_ptr<NixlCounters> counters;    ///< optional
+};
+
+/// One agent, on host memory. It cannot wait (poll it), cannot revoke a peer's access, and moves data
+/// only while both sides poll.
+/// Errors: those of load_nixl_api(); Unsupported for a backend that is not there; Transport.
+/// Waits:  some 100 ms for the backends to probe devices.
+Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& options);
+
+}  // namespace kvpush

