@@ -13,6 +13,7 @@ constexpr std::size_t kDefaultSlotBytes = std::size_t{1} << 20U;
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kMaxBacklog = 8192;
 constexpr TimeUs kBusyAfterBoxUs = 2000;
+constexpr std::size_t kMaxCreditsPerMessage = 1024;
 
 std::size_t slot_bytes_for(const Cache& cache, const CoreConfig& config) {
   if (config.slot_bytes != 0) return config.slot_bytes;
@@ -319,8 +320,11 @@ void Core::flush() {
   std::vector<SessionId> lost;
   for (auto& [id, session] : sessions_) {
     if (session.state != State::kOpen) continue;
-    if (!session.owed_credits.empty()) {
-      session.backlog.push_back(session.link.seal(protocol::Credit{std::exchange(session.owed_credits, {})}));
+    std::vector<std::uint32_t>& owed = session.owed_credits;
+    while (!owed.empty()) {
+      const auto rest = owed.end() - static_cast<std::ptrdiff_t>(std::min(owed.size(), kMaxCreditsPerMessage));
+      session.backlog.push_back(session.link.seal(protocol::Credit{{rest, owed.end()}}));
+      owed.erase(rest, owed.end());
     }
     Sent sent = Sent::kYes;
     while (!session.backlog.empty() && sent == Sent::kYes) {

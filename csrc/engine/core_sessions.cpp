@@ -73,11 +73,11 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
   Result<Offer> decoded = decode_offer(bytes);
   if (!decoded.ok()) return decoded.status();
   const Offer& offer = decoded.value();
+  if (offer.engine == incarnation_) return Status(Code::kHandshake, "the offer is this engine's own");
   if (const auto found = sessions_.find(offer.session); found != sessions_.end()) {
     if (found->second.role == Role::kPushes && found->second.state == State::kOpen) return found->second.answer;
     return Status(Code::kHandshake, "this offer's session has ended; make a new offer");
   }
-  if (offer.engine == incarnation_) return Status(Code::kHandshake, "the offer is this engine's own");
   if (offer.transport != transport_.name()) {
     return Status(Code::kHandshake, "transport: theirs " + offer.transport + ", ours " +
                                         std::string(transport_.name()) + "; configure the same on both sides");
@@ -137,6 +137,9 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
     close(answer.session, FailCode::kTransport, status.message());
     return status;
   }
+  // A session that ended since the last turn is told of before it goes.
+  carry_out();
+  retire();
   for (const SessionId& quiet : answer.quiet_sessions) {
     const auto old = sessions_.find(quiet);
     if (old != sessions_.end() && old->second.state == State::kClosed && old->second.peer == answer.engine &&
@@ -161,7 +164,7 @@ Status Core::disconnect(const SessionId& id, TimeUs now) {
   if (found == sessions_.end() || found->second.state != State::kOpen) {
     return {Code::kPeerLost, "no open session " + to_string(id)};
   }
-  say_bye(id, found->second);
+  if (found->second.heard) say_bye(id, found->second);
   close(id, FailCode::kPeerClosed, "disconnected here");
   carry_out();
   return {};
@@ -175,6 +178,8 @@ void Core::say_bye(const SessionId& id, Session& session) {
 
 void Core::shut_down(TimeUs now) {
   now_ = now;
+  sender_.abort_all(FailCode::kEngineClosed, "the engine was closed", now, actions_);
+  carry_out();
   std::vector<SessionId> open;
   for (const auto& [id, session] : sessions_) {
     if (session.state != State::kClosed) open.push_back(id);

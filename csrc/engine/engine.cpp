@@ -39,6 +39,7 @@ Engine::Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, E
     : cache_(std::move(cache)),
       config_(config),
       parts_(std::move(parts)),
+      transport_name_(parts_.transport->name()),
       core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer, parts_.incarnation,
                                    monotonic_us())),
       registry_(*cache_, config.max_open_transfers),

@@ -69,7 +69,7 @@ class Engine {
   Result<std::vector<protocol::Event>> poll(TimeUs timeout_us);
   [[nodiscard]] Result<Stats> stats();
   [[nodiscard]] std::string incarnation() const { return to_string(parts_.incarnation); }
-  [[nodiscard]] std::string transport() const { return std::string(parts_.transport->name()); }
+  [[nodiscard]] std::string transport() const { return transport_name_; }
   [[nodiscard]] const Cache& cache() const { return *cache_; }
 
   /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
@@ -91,6 +91,7 @@ class Engine {
   std::unique_ptr<const Cache> cache_;
   EngineConfig config_;
   EngineParts parts_;
+  std::string transport_name_;
   std::unique_ptr<Core> core_;  ///< progress thread only
   std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
   Wake wake_;

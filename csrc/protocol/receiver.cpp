@@ -42,12 +42,26 @@ void Receiver::expect(const SessionId& session, TransferId transfer, const std::
 
 void Receiver::receive(const SessionId& session, TransferId transfer, HandleId handle, const std::string& key,
                        Bytes digest, Destination destination, TimeUs now, Actions& out) {
+  const auto found = sessions_.find(session);
+  const auto claim = transfers_.find(transfer);
+  const bool gone = claim == transfers_.end() && found != sessions_.end() && transfer <= found->second.last_transfer;
+  if (gone || (claim != transfers_.end() && (claim->second.handle != 0 || claim->second.session != session))) {
+    Event event;
+    event.side = Event::Side::kReceive;
+    event.handle = handle;
+    event.key = key;
+    event.transfer = transfer;
+    event.session = session;
+    event.status = FailCode::kCancelled;
+    event.detail = "its claim was used or cancelled before";
+    out.events.push_back(std::move(event));
+    return;
+  }
   Transfer& entry = transfers_[transfer];
   entry.session = session;
   entry.key = key;
   entry.handle = handle;
   entry.opened_at = now;
-  const auto found = sessions_.find(session);
   if (found == sessions_.end() && entry.ending == FailCode::kNone) {
     entry.ending = FailCode::kPeerLost;
     entry.detail = "the session has ended";
@@ -81,7 +95,11 @@ void Receiver::receive(const SessionId& session, TransferId transfer, HandleId h
 }
 
 void Receiver::cancel(TransferId transfer, Actions& out) {
+  const auto found = transfers_.find(transfer);
+  if (found == transfers_.end()) return;
+  const bool only_claimed = found->second.handle == 0;
   fail(transfer, FailCode::kCancelled, "cancelled here", true, out);
+  if (only_claimed) transfers_.erase(found);
 }
 
 void Receiver::open_session(const SessionId& session, std::size_t slot_bytes, std::uint32_t num_slots) {
@@ -230,11 +248,7 @@ void Receiver::fail(TransferId transfer, FailCode code, std::string detail, bool
     if (tell && entry.claimed) out.messages.emplace_back(entry.session, Cancel{transfer});
   }
   // A claim that P or the session ended stays until the caller opens or cancels it.
-  if (entry.handle == 0) {
-    if (code == FailCode::kCancelled) transfers_.erase(found);
-    return;
-  }
-  settle(transfer, 0, out);
+  if (entry.handle != 0) settle(transfer, 0, out);
 }
 
 /// Reports the transfer's end once nothing of it runs here.

@@ -73,6 +73,12 @@ void Sender::abort(HandleId handle, FailCode code, std::string detail, TimeUs no
   end_push(handle, code, std::move(detail), now, out);
 }
 
+void Sender::abort_all(FailCode code, const std::string& detail, TimeUs now, Actions& out) {
+  std::vector<HandleId> handles;
+  for (const auto& [handle, push] : pushes_) handles.push_back(handle);
+  for (const HandleId handle : handles) end_push(handle, code, detail, now, out);
+}
+
 void Sender::fence(HandleId handle) {
   const auto found = pushes_.find(handle);
   if (found != pushes_.end()) found->second.fenced = true;

@@ -39,6 +39,8 @@ class Sender {
   void advance(HandleId handle, const std::vector<std::vector<std::int32_t>>& ids, TimeUs now, Actions& out);
   void finish(HandleId handle, TimeUs now, Actions& out);
   void abort(HandleId handle, FailCode code, std::string detail, TimeUs now, Actions& out);
+  /// Ends every push: the engine closes.
+  void abort_all(FailCode code, const std::string& detail, TimeUs now, Actions& out);
   /// Stops new packs of this push; when quiescent() its blocks may be overwritten.
   void fence(HandleId handle);
   [[nodiscard]] bool quiescent(HandleId handle) const;

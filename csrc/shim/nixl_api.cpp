@@ -1,5 +1,7 @@
 #include "shim/nixl_api.hpp"
 
+#include <mutex>
+
 #include "shim/dl.hpp"
 
 namespace kvpush {
@@ -21,12 +23,14 @@ std::string describe_nixl_code(NixlCode code) {
 }
 
 Result<std::shared_ptr<const NixlApi>> load_nixl_api(const std::string& path) {
+  // The loader serialises this too, but a thread sanitizer does not see its lock.
+  static auto* const mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
   auto library = DynamicLibrary::open(path, DynamicLibrary::Lifetime::kProcess);
   if (!library.ok()) return library.status();
 
   auto api = std::make_shared<NixlApi>();
-#define KVPUSH_NIXL_LOOKUP(name, type) \
-  KVPUSH_TRY(library.value().lookup("nixl_capi_" #name, &api->name));
+#define KVPUSH_NIXL_LOOKUP(name, type) KVPUSH_TRY(library.value().lookup("nixl_capi_" #name, &api->name));
   KVPUSH_NIXL_FUNCTIONS(KVPUSH_NIXL_LOOKUP)
 #undef KVPUSH_NIXL_LOOKUP
 

@@ -55,54 +55,51 @@ static_assert(offsetof(NixlAgentConfig, listen_port) == 4 && offsetof(NixlAgentC
 
 // name without its prefix nixl_capi_, type. Blobs that come back by void** or char** belong to the
 // caller, who frees them with free().
-#define KVPUSH_NIXL_FUNCTIONS(X)                                                                        \
-  X(is_stub, bool())                                                                                    \
-  X(create_configured_agent, NixlCode(const char*, const NixlAgentConfig*, NixlAgentObject**))          \
-  X(destroy_agent, NixlCode(NixlAgentObject*))                                                          \
-  X(get_plugin_params,                                                                                  \
-    NixlCode(NixlAgentObject*, const char*, NixlMemListObject**, NixlParamsObject**))                   \
-  X(destroy_mem_list, NixlCode(NixlMemListObject*))                                                     \
-  X(destroy_params, NixlCode(NixlParamsObject*))                                                        \
-  X(create_backend, NixlCode(NixlAgentObject*, const char*, NixlParamsObject*, NixlBackendObject**))    \
-  X(destroy_backend, NixlCode(NixlBackendObject*))                                                      \
-  X(create_opt_args, NixlCode(NixlOptArgsObject**))                                                     \
-  X(destroy_opt_args, NixlCode(NixlOptArgsObject*))                                                     \
-  X(opt_args_add_backend, NixlCode(NixlOptArgsObject*, NixlBackendObject*))                             \
-  X(opt_args_set_notif_msg, NixlCode(NixlOptArgsObject*, const void*, std::size_t))                     \
-  X(opt_args_set_has_notif, NixlCode(NixlOptArgsObject*, bool))                                         \
-  X(create_reg_dlist, NixlCode(int, NixlRegListObject**))                                               \
-  X(destroy_reg_dlist, NixlCode(NixlRegListObject*))                                                    \
-  X(reg_dlist_add_desc,                                                                                 \
-    NixlCode(NixlRegListObject*, std::uintptr_t, std::size_t, std::uint64_t, const void*, std::size_t)) \
-  X(register_mem, NixlCode(NixlAgentObject*, NixlRegListObject*, NixlOptArgsObject*))                   \
-  X(deregister_mem, NixlCode(NixlAgentObject*, NixlRegListObject*, NixlOptArgsObject*))                 \
-  X(get_local_md, NixlCode(NixlAgentObject*, void**, std::size_t*))                                     \
-  X(get_local_partial_md,                                                                               \
-    NixlCode(NixlAgentObject*, NixlRegListObject*, void**, std::size_t*, NixlOptArgsObject*))           \
-  X(load_remote_md, NixlCode(NixlAgentObject*, const void*, std::size_t, char**))                       \
-  X(invalidate_remote_md, NixlCode(NixlAgentObject*, const char*))                                      \
-  X(check_remote_md, NixlCode(NixlAgentObject*, const char*, NixlXferListObject*))                      \
-  X(create_xfer_dlist, NixlCode(int, NixlXferListObject**))                                             \
-  X(destroy_xfer_dlist, NixlCode(NixlXferListObject*))                                                  \
-  X(xfer_dlist_add_desc, NixlCode(NixlXferListObject*, std::uintptr_t, std::size_t, std::uint64_t))     \
-  X(xfer_dlist_clear, NixlCode(NixlXferListObject*))                                                    \
-  X(create_xfer_req, NixlCode(NixlAgentObject*, int, NixlXferListObject*, NixlXferListObject*,          \
-                              const char*, NixlRequestObject**, NixlOptArgsObject*))                    \
-  X(post_xfer_req, NixlCode(NixlAgentObject*, NixlRequestObject*, NixlOptArgsObject*))                  \
-  X(get_xfer_status, NixlCode(NixlAgentObject*, NixlRequestObject*))                                    \
-  X(release_xfer_req, NixlCode(NixlAgentObject*, NixlRequestObject*))                                   \
-  X(destroy_xfer_req, NixlCode(NixlRequestObject*))                                                     \
-  X(gen_notif,                                                                                          \
-    NixlCode(NixlAgentObject*, const char*, const void*, std::size_t, NixlOptArgsObject*))              \
-  X(create_notif_map, NixlCode(NixlNotifMapObject**))                                                   \
-  X(destroy_notif_map, NixlCode(NixlNotifMapObject*))                                                   \
-  X(notif_map_clear, NixlCode(NixlNotifMapObject*))                                                     \
-  X(get_notifs, NixlCode(NixlAgentObject*, NixlNotifMapObject*, NixlOptArgsObject*))                    \
-  X(notif_map_size, NixlCode(NixlNotifMapObject*, std::size_t*))                                        \
-  X(notif_map_get_agent_at, NixlCode(NixlNotifMapObject*, std::size_t, const char**))                   \
-  X(notif_map_get_notifs_size, NixlCode(NixlNotifMapObject*, const char*, std::size_t*))                \
-  X(notif_map_get_notif,                                                                                \
-    NixlCode(NixlNotifMapObject*, const char*, std::size_t, const void**, std::size_t*))
+#define KVPUSH_NIXL_FUNCTIONS(X)                                                                            \
+  X(is_stub, bool())                                                                                        \
+  X(create_configured_agent, NixlCode(const char*, const NixlAgentConfig*, NixlAgentObject**))              \
+  X(destroy_agent, NixlCode(NixlAgentObject*))                                                              \
+  X(get_plugin_params, NixlCode(NixlAgentObject*, const char*, NixlMemListObject**, NixlParamsObject**))    \
+  X(destroy_mem_list, NixlCode(NixlMemListObject*))                                                         \
+  X(destroy_params, NixlCode(NixlParamsObject*))                                                            \
+  X(create_backend, NixlCode(NixlAgentObject*, const char*, NixlParamsObject*, NixlBackendObject**))        \
+  X(destroy_backend, NixlCode(NixlBackendObject*))                                                          \
+  X(create_opt_args, NixlCode(NixlOptArgsObject**))                                                         \
+  X(destroy_opt_args, NixlCode(NixlOptArgsObject*))                                                         \
+  X(opt_args_add_backend, NixlCode(NixlOptArgsObject*, NixlBackendObject*))                                 \
+  X(opt_args_set_notif_msg, NixlCode(NixlOptArgsObject*, const void*, std::size_t))                         \
+  X(opt_args_set_has_notif, NixlCode(NixlOptArgsObject*, bool))                                             \
+  X(create_reg_dlist, NixlCode(int, NixlRegListObject**))                                                   \
+  X(destroy_reg_dlist, NixlCode(NixlRegListObject*))                                                        \
+  X(reg_dlist_add_desc,                                                                                     \
+    NixlCode(NixlRegListObject*, std::uintptr_t, std::size_t, std::uint64_t, const void*, std::size_t))     \
+  X(register_mem, NixlCode(NixlAgentObject*, NixlRegListObject*, NixlOptArgsObject*))                       \
+  X(deregister_mem, NixlCode(NixlAgentObject*, NixlRegListObject*, NixlOptArgsObject*))                     \
+  X(get_local_md, NixlCode(NixlAgentObject*, void**, std::size_t*))                                         \
+  X(get_local_partial_md,                                                                                   \
+    NixlCode(NixlAgentObject*, NixlRegListObject*, void**, std::size_t*, NixlOptArgsObject*))               \
+  X(load_remote_md, NixlCode(NixlAgentObject*, const void*, std::size_t, char**))                           \
+  X(invalidate_remote_md, NixlCode(NixlAgentObject*, const char*))                                          \
+  X(check_remote_md, NixlCode(NixlAgentObject*, const char*, NixlXferListObject*))                          \
+  X(create_xfer_dlist, NixlCode(int, NixlXferListObject**))                                                 \
+  X(destroy_xfer_dlist, NixlCode(NixlXferListObject*))                                                      \
+  X(xfer_dlist_add_desc, NixlCode(NixlXferListObject*, std::uintptr_t, std::size_t, std::uint64_t))         \
+  X(xfer_dlist_clear, NixlCode(NixlXferListObject*))                                                        \
+  X(create_xfer_req, NixlCode(NixlAgentObject*, int, NixlXferListObject*, NixlXferListObject*, const char*, \
+                              NixlRequestObject**, NixlOptArgsObject*))                                     \
+  X(post_xfer_req, NixlCode(NixlAgentObject*, NixlRequestObject*, NixlOptArgsObject*))                      \
+  X(get_xfer_status, NixlCode(NixlAgentObject*, NixlRequestObject*))                                        \
+  X(release_xfer_req, NixlCode(NixlAgentObject*, NixlRequestObject*))                                       \
+  X(destroy_xfer_req, NixlCode(NixlRequestObject*))                                                         \
+  X(gen_notif, NixlCode(NixlAgentObject*, const char*, const void*, std::size_t, NixlOptArgsObject*))       \
+  X(create_notif_map, NixlCode(NixlNotifMapObject**))                                                       \
+  X(destroy_notif_map, NixlCode(NixlNotifMapObject*))                                                       \
+  X(notif_map_clear, NixlCode(NixlNotifMapObject*))                                                         \
+  X(get_notifs, NixlCode(NixlAgentObject*, NixlNotifMapObject*, NixlOptArgsObject*))                        \
+  X(notif_map_size, NixlCode(NixlNotifMapObject*, std::size_t*))                                            \
+  X(notif_map_get_agent_at, NixlCode(NixlNotifMapObject*, std::size_t, const char**))                       \
+  X(notif_map_get_notifs_size, NixlCode(NixlNotifMapObject*, const char*, std::size_t*))                    \
+  X(notif_map_get_notif, NixlCode(NixlNotifMapObject*, const char*, std::size_t, const void**, std::size_t*))
 
 /// The functions above as members, e.g. `api.gen_notif(...)`. Immutable once loaded.
 struct NixlApi {

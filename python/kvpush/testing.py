@@ -162,6 +162,7 @@ class FakeEngine:
         self.pushes: dict[str, FakePush] = {}
         self.receives: dict[int, FakeReceive] = {}
         self.pending: dict[str, list[FakeClaim]] = {}
+        self.tombstones: dict[str, tuple[str, str]] = {}
         self.events: list[FakeEvent] = []
         self.calls: list[tuple[Any, ...]] = []
         self.raises: dict[str, list[Exception]] = {}
@@ -235,6 +236,7 @@ class FakeEngine:
         self.note("push", key)
         if key in self.pushes:
             raise DuplicateKey(f"a push of key {key!r} is open")
+        self.tombstones.pop(key, None)
         push = self.pushes[key] = FakePush(self, key, digest)
         push.claims.extend(self.pending.pop(key, ()))
         return push
@@ -290,11 +292,14 @@ class FakeEngine:
         return [plane.array[block].clone() for plane in self.groups[g].planes]
 
     def open(self, claim: FakeClaim) -> None:
-        """Pair an opened claim, if its push is finished."""
+        """Pair an opened claim if its push is finished; fail it if its key has a tombstone."""
         peer = self.network.engines.get(claim.peer)
-        push = peer.pushes.get(claim.key) if peer is not None else None
-        if peer is not None and push is not None:
-            peer.settle(push)
+        if peer is None or claim.recv is None:
+            return
+        if claim.key in peer.tombstones:
+            self.end_receive(claim.recv, "failed", *peer.tombstones[claim.key])
+        elif claim.key in peer.pushes:
+            peer.settle(peer.pushes[claim.key])
 
     def settle(self, push: FakePush) -> None:
         """Serve the first opened claim of a finished push."""
@@ -338,6 +343,7 @@ class FakeEngine:
             return
         self.emit(kind, push, status=status, detail=detail, bytes=moved, boxes=int(moved > 0))
         if kind == "failed":
+            self.tombstones[push.key] = (status, detail)
             for claim in push.claims:
                 if claim.recv is not None:
                     claim.engine.end_receive(claim.recv, "failed", status, detail)

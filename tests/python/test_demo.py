@@ -103,6 +103,11 @@ def test_lines_are_joined_by_key_and_summed() -> None:
     pushed = _demo_trace.of_key(lines, "x1", "push")
     assert _demo_trace.moved(received, pushed) == _demo_trace.Moved("ok", 11, 3, 0, 1_000_000)
     assert _demo_trace.moved([], pushed) is None
+    # The engine's own end counts where it is known, not the moment when vLLM asked.
+    exact = [{**received[1], "started_at": 10.0, "timings": {"total_us": 1_250_000}}]
+    result = _demo_trace.moved(exact, pushed)
+    assert result is not None
+    assert result.transfer_us == 250_000
     failed = {**received[1], "kind": "failed", "status": "peer_lost"}
     result = _demo_trace.moved([received[0], failed], [])
     assert result is not None

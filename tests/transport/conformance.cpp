@@ -226,7 +226,8 @@ void many_peers(const Subject& subject) {
     peers.push_back(std::make_unique<End>(subject));
     sessions.push_back(new_session());
     End& peer = *peers.back();
-    if (!establish(i % 2 == 0 ? hub : peer, i % 2 == 0 ? peer : hub, sessions[i], kSlotBytes, kNumSlots)) return;
+    if (!establish(i % 2 == 0 ? hub : peer, i % 2 == 0 ? peer : hub, sessions[i], kSlotBytes, kNumSlots))
+      return;
     if (i % 2 == 1) verify_at_notice(peer, kSlotBytes, num_verified);
   }
   TicketId ticket = 0;
@@ -237,9 +238,9 @@ void many_peers(const Subject& subject) {
     const Note note{ticket, kSlotBytes, static_cast<std::uint32_t>(i) % kNumSlots};
     CHECK(post_note(source, landing, sessions[i], ticket, note) == Sent::kYes);
   }
-  CHECK(pump_until({&hub, peers[0].get(), peers[1].get(), peers[2].get(), peers[3].get(), peers[4].get(),
-                    peers[5].get()},
-                   [&] { return num_verified == ticket; }));
+  CHECK(pump_until(
+      {&hub, peers[0].get(), peers[1].get(), peers[2].get(), peers[3].get(), peers[4].get(), peers[5].get()},
+      [&] { return num_verified == ticket; }));
   for (std::size_t i = 0; i < peers.size(); ++i) {
     end_session(subject, i % 2 == 0 ? hub : *peers[i], i % 2 == 0 ? *peers[i] : hub, sessions[i]);
   }

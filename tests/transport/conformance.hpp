@@ -53,7 +53,9 @@ void child_entry(const Subject& subject);
 }  // namespace kvpush::conformance
 
 #define KVPUSH_CONFORMANCE_TEST(subject, body) \
-  TEST(subject##_##body) { ::kvpush::conformance::body(subject()); }
+  TEST(subject##_##body) {                     \
+    ::kvpush::conformance::body(subject());    \
+  }
 
 /// Registers the whole suite for the function `subject`, which returns a Subject.
 #define KVPUSH_TRANSPORT_CONFORMANCE(subject)                    \

@@ -131,7 +131,8 @@ Outcome run_source(const Subject& subject, int channel) {
   p->close_session(session);
   CHECK(pump_until({&p}, [&] { return p.fates.size() == outcome.num_boxes; }));
   outcome.num_completed = p.fates.size();
-  for (const auto& [ticket, fates] : p.fates) outcome.completed_once = outcome.completed_once && fates.size() == 1;
+  for (const auto& [ticket, fates] : p.fates)
+    outcome.completed_once = outcome.completed_once && fates.size() == 1;
   return outcome;
 }
 

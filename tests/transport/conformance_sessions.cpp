@@ -19,7 +19,8 @@ void close_with_outstanding_posts(const Subject& subject) {
   TicketId num_posted = 0;
   for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
     const Note note{slot, kSlotBytes, slot};
-    if (p.post(session, num_posted + 1, slot, pattern(slot, kSlotBytes), note.encode()) == Sent::kYes) ++num_posted;
+    if (p.post(session, num_posted + 1, slot, pattern(slot, kSlotBytes), note.encode()) == Sent::kYes)
+      ++num_posted;
   }
   p->close_session(session);
   CHECK(send_pumping(p, d, session, numbered(1, 8)) == Sent::kLost);
@@ -73,7 +74,8 @@ void closed_by_source(const Subject& subject) {
   std::size_t num_verified = 0;
   verify_at_notice(d, kSlotBytes, num_verified);
   for (TicketId ticket = 1; ticket <= kNumSlots; ++ticket) {
-    CHECK(post_note(p, d, session, ticket, {ticket, 5'000, static_cast<std::uint32_t>(ticket - 1)}) == Sent::kYes);
+    CHECK(post_note(p, d, session, ticket, {ticket, 5'000, static_cast<std::uint32_t>(ticket - 1)}) ==
+          Sent::kYes);
   }
   CHECK(pump_until({&d, &p}, [&] { return p.fates.size() == kNumSlots && num_verified == kNumSlots; }));
   p->close_session(session);
@@ -96,7 +98,8 @@ void closed_inside_poll(const Subject& subject) {
   End p(subject);
   const SessionId session = new_session();
   const SessionId other = new_session();
-  if (!establish(d, p, session, kSlotBytes, kNumSlots) || !establish(d, p, other, kSlotBytes, kNumSlots)) return;
+  if (!establish(d, p, session, kSlotBytes, kNumSlots) || !establish(d, p, other, kSlotBytes, kNumSlots))
+    return;
   std::size_t num_notices = 0;
   d.notice_hook = [&](const SessionId& which, ByteView) {
     if (which != session) return;
@@ -223,7 +226,8 @@ void wake_up(const Subject& subject) {
   // Room in a full ring is an arrival too.
   if (subject.pushes_back) {
     settle({&d, &p});
-    for (int misses = 0; misses < 100;) misses = d->send(session, numbered(1, 200)) == Sent::kAgain ? misses + 1 : 0;
+    for (int misses = 0; misses < 100;)
+      misses = d->send(session, numbered(1, 200)) == Sent::kAgain ? misses + 1 : 0;
     while (d->arm_wait()) {
       d.poll();
       (void)d->send(session, numbered(1, 200));

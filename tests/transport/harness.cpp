@@ -14,7 +14,9 @@ constexpr TimeUs kDeadlineUs = 10'000'000;
 
 }  // namespace
 
-End::End(const Subject& subject) : transport_(subject.make(Incarnation{random_uuid()})) { CHECK(ok()); }
+End::End(const Subject& subject) : transport_(subject.make(Incarnation{random_uuid()})) {
+  CHECK(ok());
+}
 
 bool End::wait() {
   const bool progressed = num_seen_ != num_seen_at_wait_;
@@ -29,7 +31,8 @@ bool End::wait() {
   return true;
 }
 
-Sent End::post(const SessionId& session, TicketId ticket, std::uint32_t slot, ByteView data, ByteView notice) {
+Sent End::post(const SessionId& session, TicketId ticket, std::uint32_t slot, ByteView data,
+               ByteView notice) {
   if (transport_->capabilities().mapped_slots) {
     const Region memory = transport_->slot_memory(session, slot);
     if (memory.data == nullptr) return transport_->post(session, ticket, {}, slot, notice);
@@ -72,7 +75,9 @@ void End::on_lost(const SessionId& session, const std::string& reason) {
   losses[session].push_back(reason);
 }
 
-SessionId new_session() { return SessionId{random_uuid()}; }
+SessionId new_session() {
+  return SessionId{random_uuid()};
+}
 
 Bytes pattern(std::uint64_t seed, std::size_t size_bytes) {
   Bytes bytes(size_bytes);
@@ -124,8 +129,8 @@ Sent send_pumping(End& from, End& to, const SessionId& session, ByteView message
   return repeat(from, to, [&] { return from->send(session, message); });
 }
 
-Sent post_pumping(End& from, End& to, const SessionId& session, TicketId ticket, std::uint32_t slot, ByteView data,
-                  ByteView notice) {
+Sent post_pumping(End& from, End& to, const SessionId& session, TicketId ticket, std::uint32_t slot,
+                  ByteView data, ByteView notice) {
   return repeat(from, to, [&] { return from.post(session, ticket, slot, data, notice); });
 }
 

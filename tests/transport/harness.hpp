@@ -17,11 +17,12 @@ namespace kvpush::conformance {
 /// The transport under test.
 struct Subject {
   std::string label;  ///< equals the prefix given to KVPUSH_TRANSPORT_CONFORMANCE
-  std::function<std::unique_ptr<Transport>(const Incarnation&)> make;  ///< null: failed, or throws check::Skipped
-  bool detects_close = true;   ///< the peer's close_session() leads to on_lost without traffic
-  bool detects_death = true;   ///< a killed peer leads to on_lost without traffic
-  bool proves_quiet = true;    ///< landing_quiet() becomes true once the peer has closed or died
-  bool pushes_back = true;     ///< send() and post() answer kAgain to one who sends without end
+  std::function<std::unique_ptr<Transport>(const Incarnation&)>
+      make;                           ///< null: failed, or throws check::Skipped
+  bool detects_close = true;          ///< the peer's close_session() leads to on_lost without traffic
+  bool detects_death = true;          ///< a killed peer leads to on_lost without traffic
+  bool proves_quiet = true;           ///< landing_quiet() becomes true once the peer has closed or died
+  bool pushes_back = true;            ///< send() and post() answer kAgain to one who sends without end
   std::uint32_t num_floods = 20'000;  ///< messages of the back-pressure tests, at most
 };
 

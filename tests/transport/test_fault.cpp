@@ -28,7 +28,9 @@ conformance::Subject faulty(const std::string& label, const FaultPolicy& policy)
   return subject;
 }
 
-conformance::Subject plain() { return faulty("plain", {}); }
+conformance::Subject plain() {
+  return faulty("plain", {});
+}
 KVPUSH_TRANSPORT_CONFORMANCE(plain)
 
 conformance::Subject rough() {
@@ -101,7 +103,8 @@ TEST(delays_reorder_and_lose_nothing) {
   CHECK_EQ(seen.messages.size(), kMany);
   CHECK_EQ(num_damaged(seen.messages), 0);
   std::size_t num_out_of_order = 0;
-  for (std::size_t i = 0; i < seen.messages.size(); ++i) num_out_of_order += seen.messages[i] != numbered(i, 64);
+  for (std::size_t i = 0; i < seen.messages.size(); ++i)
+    num_out_of_order += seen.messages[i] != numbered(i, 64);
   CHECK(num_out_of_order > 500);
 }
 
@@ -168,7 +171,8 @@ TEST(loses_a_session_once_and_only_that) {
   const SessionId lost = new_session();
   const SessionId kept = new_session();
   if (!establish(d, p, lost, kSlotBytes, 2) || !establish(d, p, kept, kSlotBytes, 2)) return;
-  for (TicketId ticket = 1; ticket <= 3; ++ticket) CHECK(p.post(lost, ticket, 0, {}, numbered(1, 8)) == Sent::kYes);
+  for (TicketId ticket = 1; ticket <= 3; ++ticket)
+    CHECK(p.post(lost, ticket, 0, {}, numbered(1, 8)) == Sent::kYes);
   CHECK(p->send(lost, numbered(1, 8)) == Sent::kLost);
   CHECK(p->send(lost, numbered(1, 8)) == Sent::kLost);
   CHECK(p.losses.empty());

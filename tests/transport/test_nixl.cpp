@@ -36,7 +36,9 @@ NixlOptions options(const Incarnation& incarnation = Incarnation{random_uuid()})
   return result;
 }
 
-ByteView text(std::string_view value) { return std::as_bytes(std::span(value.data(), value.size())); }
+ByteView text(std::string_view value) {
+  return std::as_bytes(std::span(value.data(), value.size()));
+}
 
 struct Log : TransportSink {
   std::map<SessionId, std::vector<Bytes>> messages, notices;
@@ -79,7 +81,9 @@ bool poll_until(Engine& left, Engine& right, Condition condition) {
   return false;
 }
 
-SessionId new_session() { return SessionId{random_uuid()}; }
+SessionId new_session() {
+  return SessionId{random_uuid()};
+}
 
 bool open_session(Engine& d, Engine& p, const SessionId& id, std::size_t slot_bytes = kSlotBytes) {
   const auto offer = d.transport->open_landing(id, slot_bytes, kNumSlots);
@@ -91,21 +95,26 @@ bool open_session(Engine& d, Engine& p, const SessionId& id, std::size_t slot_by
   return CHECK(poll_until(d, p, [&] { return !p.log.messages[id].empty(); }));
 }
 
-bool push_one(Engine& d, Engine& p, const SessionId& id, ByteView source, std::uint32_t slot, TicketId ticket) {
+bool push_one(Engine& d, Engine& p, const SessionId& id, ByteView source, std::uint32_t slot,
+              TicketId ticket) {
   const std::size_t before = d.log.notices[id].size();
   if (!CHECK(p.transport->post(id, ticket, source, slot, text("box")) == Sent::kYes)) return false;
-  if (!CHECK(poll_until(d, p, [&] { return d.log.notices[id].size() > before && p.log.fates.contains(ticket); }))) {
+  if (!CHECK(poll_until(d, p,
+                        [&] { return d.log.notices[id].size() > before && p.log.fates.contains(ticket); }))) {
     return false;
   }
   const Region landing = d.transport->landing(id);
   return CHECK(p.log.fates[ticket] == Fate::kCompleted) &&
-         CHECK_EQ(std::memcmp(landing.data + slot * (landing.size_bytes / kNumSlots), source.data(), source.size()), 0);
+         CHECK_EQ(std::memcmp(landing.data + slot * (landing.size_bytes / kNumSlots), source.data(),
+                              source.size()),
+                  0);
 }
 
 Region staging_of(Engine& p, std::size_t size_bytes) {
   const auto staging = p.transport->allocate_staging(size_bytes);
   if (!CHECK(staging.ok())) return {};
-  for (std::size_t i = 0; i < size_bytes; ++i) staging.value().data[i] = static_cast<std::byte>(i * 7 + i / 251);
+  for (std::size_t i = 0; i < size_bytes; ++i)
+    staging.value().data[i] = static_cast<std::byte>(i * 7 + i / 251);
   return staging.value();
 }
 
@@ -116,7 +125,8 @@ NixlDescription sample_description() {
   sample.backends = "UCX,LIBFABRIC";
   sample.process = this_process();
   sample.connection = Bytes(40, std::byte{3});
-  sample.landing = {.base_address = 0x7f0000000000, .slot_bytes = 4096, .num_slots = 8, .access = Bytes(30, std::byte{4})};
+  sample.landing = {
+      .base_address = 0x7f0000000000, .slot_bytes = 4096, .num_slots = 8, .access = Bytes(30, std::byte{4})};
   return sample;
 }
 
@@ -225,7 +235,8 @@ TEST(sessions_of_one_pair_end_one_by_one) {
   if (!open_session(d, p, first) || !open_session(d, p, second)) return;
   TicketId ticket = 0;
   for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
-    for (const SessionId& id : {first, second}) push_one(d, p, id, {staging.data, kSlotBytes - slot}, slot, ++ticket);
+    for (const SessionId& id : {first, second})
+      push_one(d, p, id, {staging.data, kSlotBytes - slot}, slot, ++ticket);
   }
   for (Engine* engine : {&d, &p}) engine->transport->close_session(first);
   push_one(d, p, second, {staging.data, 1}, 0, ++ticket);
@@ -302,7 +313,8 @@ TEST(posts_in_flight_are_bounded_and_each_completes_once) {
   TicketId posted = 0, refused = 0;
   const bool all = poll_until(d, p, [&] {
     for (int i = 0; i < 8 && posted < 100; ++i) {
-      const Sent sent = p.transport->post(id, posted + 1, source, static_cast<std::uint32_t>(posted) % kNumSlots, text("box"));
+      const Sent sent = p.transport->post(id, posted + 1, source,
+                                          static_cast<std::uint32_t>(posted) % kNumSlots, text("box"));
       if (sent == Sent::kYes) ++posted;
       if (sent == Sent::kAgain) ++refused;
     }
@@ -356,9 +368,12 @@ TEST(handshake_errors_name_both_values) {
   if (!CHECK(offer.ok())) return;
   const Status sizes = p.transport->accept(id, offer.value(), kSlotBytes + 1, kNumSlots).status();
   CHECK(sizes.code() == Code::kHandshake);
-  CHECK(sizes.message().find("65536") != std::string::npos && sizes.message().find("65537") != std::string::npos);
-  CHECK(p.transport->accept(new_session(), offer.value(), kSlotBytes, kNumSlots).status().code() == Code::kHandshake);
-  CHECK(d.transport->accept(new_session(), offer.value(), kSlotBytes, kNumSlots).status().code() == Code::kHandshake);
+  CHECK(sizes.message().find("65536") != std::string::npos &&
+        sizes.message().find("65537") != std::string::npos);
+  CHECK(p.transport->accept(new_session(), offer.value(), kSlotBytes, kNumSlots).status().code() ==
+        Code::kHandshake);
+  CHECK(d.transport->accept(new_session(), offer.value(), kSlotBytes, kNumSlots).status().code() ==
+        Code::kHandshake);
   CHECK(d.transport->connect(id, offer.value()).code() == Code::kHandshake);
   CHECK(d.transport->connect(id, text("garbage")).code() == Code::kHandshake);
   const auto answer = p.transport->accept(id, offer.value(), kSlotBytes, kNumSlots);
@@ -415,9 +430,11 @@ TEST(latency_of_one_mebibyte) {
   }
   const TimeUs first = took_us.front();
   std::sort(took_us.begin(), took_us.end());
-  std::printf("1 MiB, post to notice and completion, data compared, one thread: first %lld us, median %lld us, max %lld us\n",
-              static_cast<long long>(first), static_cast<long long>(took_us[took_us.size() / 2]),
-              static_cast<long long>(took_us.back()));
+  std::printf(
+      "1 MiB, post to notice and completion, data compared, one thread: first %lld us, median %lld us, max "
+      "%lld us\n",
+      static_cast<long long>(first), static_cast<long long>(took_us[took_us.size() / 2]),
+      static_cast<long long>(took_us.back()));
 }
 
 conformance::Subject nixl() {

@@ -57,7 +57,8 @@ std::size_t num_mappings() {
   std::size_t count = 0;
   std::FILE* const maps = std::fopen("/proc/self/maps", "re");
   std::array<char, 512> line{};
-  while (std::fgets(line.data(), line.size(), maps) != nullptr) count += std::strstr(line.data(), "kvpush") != nullptr;
+  while (std::fgets(line.data(), line.size(), maps) != nullptr)
+    count += std::strstr(line.data(), "kvpush") != nullptr;
   std::fclose(maps);
   return count;
 }
@@ -65,7 +66,8 @@ std::size_t num_mappings() {
 /// An engine whose incarnation is known, so that strangers can call.
 struct Host {
   Incarnation self{random_uuid()};
-  End end{conformance::Subject{.label = "shm", .make = [this](const Incarnation&) { return make_shm(self); }}};
+  End end{
+      conformance::Subject{.label = "shm", .make = [this](const Incarnation&) { return make_shm(self); }}};
   [[nodiscard]] std::uint64_t num_dropped() {
     return static_cast<ShmTransport&>(*end).counters().dropped_connections;
   }
@@ -123,18 +125,37 @@ TEST(published_before_the_end_arrives_before_the_loss) {
   End p(shm());
   const SessionId session = new_session();
   if (!establish(d, p, session, kSlotBytes, 2)) return;
-  for (std::uint64_t i = 0; i < 500; ++i) CHECK(p.post(session, i, 0, pattern(i, 10), numbered(i, 40)) == Sent::kYes);
+  for (std::uint64_t i = 0; i < 500; ++i)
+    CHECK(p.post(session, i, 0, pattern(i, 10), numbered(i, 40)) == Sent::kYes);
   p.destroy();
   d.poll();
   CHECK_EQ(d.notices[session].size(), 500);
   CHECK_EQ(d.losses[session].size(), 1);
 }
 
+TEST(no_loss_after_a_close_in_the_last_notice) {
+  End d(shm());
+  End p(shm());
+  const SessionId session = new_session();
+  if (!establish(d, p, session, kSlotBytes, 2)) return;
+  d.notice_hook = [&](const SessionId&, ByteView) { d->close_session(session); };
+  CHECK(p.post(session, 1, 0, {}, numbered(1, 40)) == Sent::kYes);
+  p.destroy();
+  settle({&d});
+  CHECK_EQ(d.notices[session].size(), 1);
+  CHECK(d.losses.empty());
+  CHECK(d->landing_quiet(session));
+}
+
 TEST(a_description_of_another_host_names_both) {
   Host p;
   const SessionId session = new_session();
-  shm::Description description{.host = "some-other-boot/net:1", .engine = p.self, .session = session,
-                               .pid = 1, .slot_bytes = kSlotBytes, .num_slots = 2};
+  shm::Description description{.host = "some-other-boot/net:1",
+                               .engine = p.self,
+                               .session = session,
+                               .pid = 1,
+                               .slot_bytes = kSlotBytes,
+                               .num_slots = 2};
   const Result<Bytes> answer = p.end->accept(session, encode(description), kSlotBytes, 2);
   CHECK(answer.status().code() == Code::kHandshake);
   CHECK(answer.status().message().find("some-other-boot/net:1") != std::string::npos);
@@ -194,14 +215,18 @@ TEST(garbage_at_the_listening_socket) {
   const shm::SegmentLayout fitting = shm::plan_segment(kSlotBytes, 2).value();
   const shm::Segment too_small = shm::create_segment(small, session, kBudgetUs).value();
   const shm::Segment of_another = shm::create_segment(fitting, new_session(), kBudgetUs).value();
-  CHECK_EQ(::ftruncate(unsealed.get(), static_cast<off_t>(fitting.total_bytes)), 0);
+  const shm::Segment right = shm::create_segment(fitting, session, kBudgetUs).value();
+  CHECK_EQ(::pwrite(unsealed.get(), right.mapping.base(), fitting.total_bytes, 0),
+           static_cast<ssize_t>(fitting.total_bytes));
   std::vector<shm::Fd> callers;
   const auto call = [&](const std::function<void(const shm::Fd&)>& act) {
     callers.push_back(std::move(shm::connect_to(p.self, kBudgetUs).value()));
     act(callers.back());
   };
   const auto say = [](ByteView bytes) {
-    return [bytes](const shm::Fd& socket) { CHECK(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0); };
+    return [bytes](const shm::Fd& socket) {
+      CHECK(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0);
+    };
   };
   const auto hello = [](const SessionId& id, const shm::Fd& memfd) {
     return [&id, &memfd](const shm::Fd& socket) { CHECK(shm::send_hello(socket, id, memfd).ok()); };
@@ -243,7 +268,8 @@ TEST(garbage_at_the_listening_socket) {
   CHECK_EQ(p.num_dropped(), dropped + 1);
   CHECK(p.end.losses.empty());
   callers.clear();
-  CHECK_EQ(num_open_fds(), fds + 5);  // null, unsealed, two segments; the session's two sockets for its memory file
+  // null, unsealed, three segments; two sockets in place of the session's memory file.
+  CHECK_EQ(num_open_fds(), fds + 6);
 }
 
 TEST(an_unknown_packet_on_the_session_socket_loses_the_session) {
@@ -251,8 +277,12 @@ TEST(an_unknown_packet_on_the_session_socket_loses_the_session) {
   const SessionId session = new_session();
   const shm::SegmentLayout layout = shm::plan_segment(kSlotBytes, 2).value();
   const shm::Segment segment = shm::create_segment(layout, session, kBudgetUs).value();
-  const shm::Description description{.host = shm::host_identity().value(), .engine = p.self, .session = session,
-                                     .pid = 1, .slot_bytes = kSlotBytes, .num_slots = 2};
+  const shm::Description description{.host = shm::host_identity().value(),
+                                     .engine = p.self,
+                                     .session = session,
+                                     .pid = 1,
+                                     .slot_bytes = kSlotBytes,
+                                     .num_slots = 2};
   CHECK(p.end->accept(session, encode(description), kSlotBytes, 2).ok());
   const shm::Fd socket = std::move(shm::connect_to(p.self, kBudgetUs).value());
   CHECK(shm::send_hello(socket, session, segment.memfd).ok());
@@ -286,40 +316,48 @@ void expect_loss(bool victim_is_source, const std::function<void(shm::SegmentHea
     CHECK(victim.losses[session].front().find(reason) != std::string::npos);
   }
   CHECK(victim->send(session, numbered(1, 8)) == Sent::kLost);
+  CHECK(victim.messages[session].empty() && victim.notices[session].empty());
 }
 
 TEST(damaged_indices_lose_the_session) {
   for (const std::uint64_t wrong : {std::uint64_t{1}, std::uint64_t{8} << 40, UINT64_MAX, UINT64_MAX - 7,
                                     std::uint64_t{shm::kRingBytes} * 2}) {
-    expect_loss(true, [&](shm::SegmentHeader& header, std::byte*) { header.to_source.tail = wrong; }, "write index");
-    expect_loss(false, [&](shm::SegmentHeader& header, std::byte*) { header.to_landing.tail = wrong; }, "write index");
-    expect_loss(true, [&](shm::SegmentHeader& header, std::byte*) { header.to_landing.head = wrong + shm::kRingBytes; },
-                "read index");
+    expect_loss(
+        true, [&](shm::SegmentHeader& header, std::byte*) { header.to_source.tail = wrong; }, "write index");
+    expect_loss(
+        false, [&](shm::SegmentHeader& header, std::byte*) { header.to_landing.tail = wrong; },
+        "write index");
+    expect_loss(
+        true,
+        [&](shm::SegmentHeader& header, std::byte*) { header.to_landing.head = wrong + shm::kRingBytes; },
+        "read index");
   }
 }
 
 TEST(damaged_records_lose_the_session) {
   const std::uint64_t good_kind = std::uint64_t{1} << 32;
-  for (const std::uint64_t word : {good_kind | 0xffffffffU, good_kind | (shm::kMaxRecordBytes + 1), good_kind | 9,
-                                   std::uint64_t{8}, std::uint64_t{7} << 32}) {
-    expect_loss(false,
-                [&](shm::SegmentHeader& header, std::byte* base) {
-                  std::memcpy(base + shm::kToLandingOffset, &word, sizeof(word));
-                  header.to_landing.tail = 16;
-                },
-                "impossible length or kind");
+  for (const std::uint64_t word : {good_kind | 0xffffffffU, good_kind | (shm::kMaxRecordBytes + 1),
+                                   good_kind | 9, std::uint64_t{8}, std::uint64_t{7} << 32}) {
+    expect_loss(
+        false,
+        [&](shm::SegmentHeader& header, std::byte* base) {
+          std::memcpy(base + shm::kToLandingOffset, &word, sizeof(word));
+          header.to_landing.tail = 16;
+        },
+        "impossible length or kind");
   }
 }
 
 TEST(a_notice_of_the_landing_loses_the_session) {
-  expect_loss(true,
-              [&](shm::SegmentHeader& header, std::byte* base) {
-                const std::uint64_t word = std::uint64_t{2} << 32;
-                const std::uint64_t at = header.to_source.tail;
-                std::memcpy(base + shm::kToSourceOffset + at, &word, sizeof(word));
-                header.to_source.tail = at + 8;
-              },
-              "sent a notice");
+  expect_loss(
+      true,
+      [&](shm::SegmentHeader& header, std::byte* base) {
+        const std::uint64_t word = std::uint64_t{2} << 32;
+        const std::uint64_t at = header.to_source.tail;
+        std::memcpy(base + shm::kToSourceOffset + at, &word, sizeof(word));
+        header.to_source.tail = at + 8;
+      },
+      "sent a notice");
 }
 
 TEST(noise_in_the_shared_pages_is_survived) {
@@ -332,7 +370,8 @@ TEST(noise_in_the_shared_pages_is_survived) {
     for (std::uint64_t i = 0; i < 40; ++i) {
       const Bytes noise = pattern(seed * 100 + i, 16);
       const std::size_t span = i % 2 == 0 ? shm::kPageBytes : shm::kSlotsOffset;
-      const std::size_t at = (static_cast<std::size_t>(noise[0]) << 8 | static_cast<std::size_t>(noise[1])) * 8 % span;
+      const std::size_t at =
+          (static_cast<std::size_t>(noise[0]) << 8 | static_cast<std::size_t>(noise[1])) * 8 % span;
       std::memcpy(base + at, noise.data() + 8, 8);
       (void)d->send(session, numbered(i, 100));
       (void)p.post(session, i, 0, {}, numbered(i, 100));

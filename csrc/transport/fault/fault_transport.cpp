@@ -31,7 +31,8 @@ class FaultTransport final : public Transport, private TransportSink {
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
   [[nodiscard]] Capabilities capabilities() const override { return inner_->capabilities(); }
-  Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes, std::uint32_t num_slots) override {
+  Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes,
+                             std::uint32_t num_slots) override {
     return inner_->open_landing(session, slot_bytes, num_slots);
   }
   [[nodiscard]] Region landing(const SessionId& session) override { return inner_->landing(session); }
@@ -45,10 +46,14 @@ class FaultTransport final : public Transport, private TransportSink {
   [[nodiscard]] Region slot_memory(const SessionId& session, std::uint32_t slot) override {
     return inner_->slot_memory(session, slot);
   }
-  Result<Region> allocate_staging(std::size_t size_bytes) override { return inner_->allocate_staging(size_bytes); }
+  Result<Region> allocate_staging(std::size_t size_bytes) override {
+    return inner_->allocate_staging(size_bytes);
+  }
   void release_staging(Region region) override { inner_->release_staging(region); }
   [[nodiscard]] int wait_fd() const override { return inner_->wait_fd(); }
-  [[nodiscard]] bool landing_quiet(const SessionId& session) override { return inner_->landing_quiet(session); }
+  [[nodiscard]] bool landing_quiet(const SessionId& session) override {
+    return inner_->landing_quiet(session);
+  }
   void release_landing(const SessionId& session) override { inner_->release_landing(session); }
 
   Sent post(const SessionId& session, TicketId ticket, ByteView source, std::uint32_t slot,

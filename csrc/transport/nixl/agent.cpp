@@ -2,12 +2,19 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 namespace kvpush {
 namespace {
 
 Status failed(const std::string& call, NixlCode code) {
   return {Code::kTransport, "nixl " + call + ": " + describe_nixl_code(code)};
+}
+
+// Agents share NIXL's plugin manager and UCX's globals, whatever thread owns them.
+std::mutex& life_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
 }
 
 Bytes take_blob(void* data, std::size_t size) {
@@ -22,7 +29,12 @@ Bytes take_blob(void* data, std::size_t size) {
 Result<std::unique_ptr<NixlAgent>> NixlAgent::create(std::shared_ptr<const NixlApi> api, std::string name,
                                                      const std::vector<std::string>& backends) {
   std::unique_ptr<NixlAgent> agent(new NixlAgent(std::move(api), std::move(name)));
-  KVPUSH_TRY(agent->start(backends));
+  Status started;
+  {
+    const std::lock_guard lock(life_mutex());
+    started = agent->start(backends);
+  }
+  KVPUSH_TRY(started);
   return agent;
 }
 
@@ -34,6 +46,7 @@ NixlAgent::~NixlAgent() {
     for (Backend& backend : backends_) static_cast<void>(backend.release());
     return;
   }
+  const std::lock_guard lock(life_mutex());
   if (agent_ != nullptr) api_->destroy_agent(agent_);
 }
 
@@ -79,7 +92,8 @@ Status NixlAgent::add_backend(const std::string& backend) {
   const auto parameters_owner = own<NixlParamsObject, &NixlApi::destroy_params>(parameters);
   NixlBackendObject* created = nullptr;
   code = api_->create_backend(agent_, backend.c_str(), parameters, &created);
-  if (code != kNixlOk) return failed("create_backend(" + backend + ")", code);
+  if (code != kNixlOk)
+    return failed("create_backend(" + backend + "), whose own messages are on stderr", code);
   backends_.push_back(own<NixlBackendObject, &NixlApi::destroy_backend>(created));
   return {};
 }

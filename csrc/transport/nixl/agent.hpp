@@ -29,7 +29,7 @@ class NixlAgent {
  public:
   /// Creates the agent `name` with `backends`, each with its plugin's default parameters.
   /// Errors: Unsupported (a backend that this installation lacks), Transport (anything else).
-  /// Waits:  some 100 ms, in which the backends probe devices.
+  /// Waits:  some 100 ms, in which the backends probe devices, and for other agents that start or end.
   static Result<std::unique_ptr<NixlAgent>> create(std::shared_ptr<const NixlApi> api, std::string name,
                                                    const std::vector<std::string>& backends);
   NixlAgent(const NixlAgent&) = delete;

@@ -11,7 +11,9 @@ constexpr std::uint16_t kVersion = 1;
 constexpr std::size_t kMaxMetadataBytes = 256 << 10;
 constexpr std::size_t kMaxBackendsBytes = 256;
 
-void put_uuid(ByteWriter& out, const Uuid& id) { out.put_raw(std::as_bytes(std::span(id.bytes))); }
+void put_uuid(ByteWriter& out, const Uuid& id) {
+  out.put_raw(std::as_bytes(std::span(id.bytes)));
+}
 
 template <typename Id>
 Id get_uuid(ByteReader& in) {
@@ -26,7 +28,9 @@ Bytes get_metadata(ByteReader& in) {
   return {raw.begin(), raw.end()};
 }
 
-Status refused(const std::string& why) { return {Code::kHandshake, "nixl description: " + why}; }
+Status refused(const std::string& why) {
+  return {Code::kHandshake, "nixl description: " + why};
+}
 
 Status check_landing(const NixlLandingInfo& landing) {
   if (landing.base_address == 0) {
@@ -38,7 +42,8 @@ Status check_landing(const NixlLandingInfo& landing) {
   }
   // Sizes of any honest landing are far below 2^63, so neither product nor end can wrap unnoticed.
   const std::uint64_t limit = std::uint64_t{1} << 63U;
-  if (landing.base_address >= limit || landing.slot_bytes > (limit - landing.base_address) / landing.num_slots) {
+  if (landing.base_address >= limit ||
+      landing.slot_bytes > (limit - landing.base_address) / landing.num_slots) {
     return refused("the landing does not fit the address space");
   }
   return {};
@@ -46,7 +51,9 @@ Status check_landing(const NixlLandingInfo& landing) {
 
 }  // namespace
 
-std::string nixl_agent_name(const Incarnation& incarnation) { return "kvpush-" + to_string(incarnation); }
+std::string nixl_agent_name(const Incarnation& incarnation) {
+  return "kvpush-" + to_string(incarnation);
+}
 
 Bytes encode(const NixlDescription& description) {
   ByteWriter out;
@@ -86,8 +93,8 @@ Result<NixlDescription> decode_nixl_description(ByteView bytes) {
   if (!in.done()) return refused("truncated or overlong (" + std::to_string(bytes.size()) + " bytes)");
   if (checksum != fnv1a(bytes.first(bytes.size() - sizeof(checksum)))) return refused("damaged (checksum)");
   if (result.connection.empty()) return refused("no connection metadata");
-  const bool printable = std::all_of(result.backends.begin(), result.backends.end(),
-                                     [](char c) { return c > ' ' && c <= '~'; });
+  const bool printable =
+      std::all_of(result.backends.begin(), result.backends.end(), [](char c) { return c > ' ' && c <= '~'; });
   if (!printable) return refused("unprintable backend names");
   KVPUSH_TRY(check_landing(result.landing));
   return result;

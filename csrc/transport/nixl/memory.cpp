@@ -51,8 +51,8 @@ Result<NixlMemory> NixlMemory::map(std::size_t size_bytes) {
   const std::size_t mapped_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
   void* data = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    return Status(Code::kExhausted, "cannot map " + std::to_string(mapped_bytes) + " bytes: " +
-                                        std::strerror(errno));
+    return Status(Code::kExhausted,
+                  "cannot map " + std::to_string(mapped_bytes) + " bytes: " + std::strerror(errno));
   }
   // Writes into absent pages halve the rate of the first transfers.
   std::memset(data, 0, mapped_bytes);
@@ -78,8 +78,8 @@ NixlMemory::~NixlMemory() {
 void NixlMemory::retire() noexcept {
   if (data_ == nullptr) return;
   // Mapping anew also returns the range's share of the commit limit; failing that, keep the old pages.
-  mmap(data_, mapped_bytes_, PROT_READ | PROT_WRITE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mmap(data_, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+       -1, 0);
   retired_ranges().add(std::exchange(data_, nullptr), mapped_bytes_);
 }
 

@@ -26,7 +26,8 @@ Sent NixlTransport::post(const SessionId& session, TicketId ticket, ByteView sou
   NixlSession& to = found->second;
   // Before D has spoken it counts its landing as quiet.
   if (!to.heard || to.num_posts >= max_posts_) return Sent::kAgain;
-  if (slot >= to.remote.num_slots || source.size() > to.remote.slot_bytes || notice.size() > kNixlMaxMessageBytes) {
+  if (slot >= to.remote.num_slots || source.size() > to.remote.slot_bytes ||
+      notice.size() > kNixlMaxMessageBytes) {
     due_.emplace_back(ticket, Fate::kFailed);
     return Sent::kYes;
   }
@@ -67,8 +68,9 @@ Sent NixlTransport::send(const SessionId& session, ByteView message) {
   const bool speaks_first = to.memory.has_value();
   if (to.agent.empty() || (!speaks_first && !to.heard)) return Sent::kAgain;
   if (message.size() > kNixlMaxMessageBytes) {
-    lose(session, to, "a message of " + std::to_string(message.size()) + " bytes, the limit is " +
-                          std::to_string(kNixlMaxMessageBytes));
+    lose(session, to,
+         "a message of " + std::to_string(message.size()) + " bytes, the limit is " +
+             std::to_string(kNixlMaxMessageBytes));
     return Sent::kLost;
   }
   if (std::exchange(to.turn, turn_) != turn_) to.num_sends = 0;

@@ -22,7 +22,7 @@ struct ProcessStat {
 };
 
 std::uint64_t inode_of(const char* path) {
-  struct stat info {};
+  struct stat info{};
   return stat(path, &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
 }
 

@@ -15,7 +15,7 @@ struct ProcessIdentity {
   std::string boot_id;
   std::uint64_t pid_namespace = 0;
   std::uint64_t time_namespace = 0;
-  std::uint32_t pid = 0;             ///< 0: unknown, so its death cannot be proven
+  std::uint32_t pid = 0;  ///< 0: unknown, so its death cannot be proven
   std::uint64_t start_time_ticks = 0;
 };
 

@@ -136,7 +136,8 @@ Status NixlTransport::connect(const SessionId& session, ByteView description) {
   KVPUSH_TRY(peers_.acquire(agent, peer.connection));
   found->second.agent = agent;
   found->second.process = peer.process;
-  if (found->second.closed_by == agent) lose(session, found->second, "the peer closed before it was connected");
+  if (found->second.closed_by == agent)
+    lose(session, found->second, "the peer closed before it was connected");
   return {};
 }
 
@@ -169,8 +170,9 @@ void NixlTransport::close_session(const SessionId& session) {
   NixlSession& closing = found->second;
   if (closing.memory) {
     announce(closing.agent, session, Kind::kClosed);
-    closed_.emplace(session, NixlClosedLanding{std::move(*closing.memory), closing.agent,
-                                               std::move(closing.process), closing.peer_quiet || !closing.spoke});
+    closed_.emplace(session,
+                    NixlClosedLanding{std::move(*closing.memory), closing.agent, std::move(closing.process),
+                                      closing.peer_quiet || !closing.spoke});
   } else {
     const bool quiet = closing.num_posts == 0 && !closing.tainted;
     announce(closing.agent, session, quiet ? Kind::kQuiet : Kind::kClosed);

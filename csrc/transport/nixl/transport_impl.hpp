@@ -26,15 +26,15 @@ struct NixlSession {
   std::optional<NixlMemory> memory;  ///< D
   NixlLandingInfo remote;            ///< P
   ProcessIdentity process;           ///< the peer's
-  std::size_t num_posts = 0;     ///< unfinished
-  std::uint64_t turn = 0;        ///< the poll since which num_sends counts
+  std::size_t num_posts = 0;         ///< unfinished
+  std::uint64_t turn = 0;            ///< the poll since which num_sends counts
   std::uint32_t num_sends = 0;
-  bool spoke = false;            ///< a message or post has left for the peer
-  bool heard = false;            ///< a message or notice has come from it
+  bool spoke = false;  ///< a message or post has left for the peer
+  bool heard = false;  ///< a message or notice has come from it
   bool lost = false;
-  bool tainted = false;          ///< P: a post ended with its fate unknown
-  bool peer_quiet = false;       ///< D: the peer has closed, and its last post has ended
-  std::string closed_by;         ///< the agent that said it closed before connect() named the peer
+  bool tainted = false;     ///< P: a post ended with its fate unknown
+  bool peer_quiet = false;  ///< D: the peer has closed, and its last post has ended
+  std::string closed_by;    ///< the agent that said it closed before connect() named the peer
 };
 
 /// D's landing after close_session().
@@ -60,7 +60,9 @@ class NixlTransport final : public Transport {
   ~NixlTransport() override;
 
   [[nodiscard]] std::string_view name() const override { return "nixl"; }
-  [[nodiscard]] Capabilities capabilities() const override { return {.max_message_bytes = kNixlMaxMessageBytes}; }
+  [[nodiscard]] Capabilities capabilities() const override {
+    return {.max_message_bytes = kNixlMaxMessageBytes};
+  }
 
   Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes,
                              std::uint32_t num_slots) override;
@@ -69,7 +71,9 @@ class NixlTransport final : public Transport {
                        std::uint32_t num_slots) override;
   Status connect(const SessionId& session, ByteView description) override;
 
-  [[nodiscard]] Region slot_memory(const SessionId& /*session*/, std::uint32_t /*slot*/) override { return {}; }
+  [[nodiscard]] Region slot_memory(const SessionId& /*session*/, std::uint32_t /*slot*/) override {
+    return {};
+  }
   Result<Region> allocate_staging(std::size_t size_bytes) override;
   void release_staging(Region region) override;
 

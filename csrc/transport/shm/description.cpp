@@ -18,7 +18,9 @@ constexpr std::uint32_t kMagic = 0x4d53564bU;
 constexpr std::uint8_t kVersion = 1;
 constexpr std::size_t kMaxHostBytes = 128;
 
-void put_uuid(ByteWriter& out, const Uuid& id) { out.put_raw(std::as_bytes(std::span(id.bytes))); }
+void put_uuid(ByteWriter& out, const Uuid& id) {
+  out.put_raw(std::as_bytes(std::span(id.bytes)));
+}
 
 void get_uuid(ByteReader& in, Uuid& id) {
   const ByteView raw = in.get_raw(id.bytes.size());
@@ -34,13 +36,15 @@ Status mismatch(const std::string& what, const std::string& ours, const std::str
 Result<std::string> host_identity() {
   const Fd boot(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
   std::array<char, 36> boot_id{};
-  if (!boot.ok() || ::read(boot.get(), boot_id.data(), boot_id.size()) != static_cast<ssize_t>(boot_id.size())) {
+  if (!boot.ok() ||
+      ::read(boot.get(), boot_id.data(), boot_id.size()) != static_cast<ssize_t>(boot_id.size())) {
     return Status(Code::kTransport, std::string("shared memory needs /proc/sys/kernel/random/boot_id: ") +
                                         std::strerror(errno));
   }
-  struct stat net {};
+  struct stat net{};
   if (::stat("/proc/self/ns/net", &net) != 0) {
-    return Status(Code::kTransport, std::string("shared memory needs /proc/self/ns/net: ") + std::strerror(errno));
+    return Status(Code::kTransport,
+                  std::string("shared memory needs /proc/self/ns/net: ") + std::strerror(errno));
   }
   return std::string(boot_id.data(), boot_id.size()) + "/net:" + std::to_string(net.st_ino);
 }
@@ -68,7 +72,8 @@ Result<Description> decode_matching(ByteView bytes, const Description& expected)
     return Status(Code::kHandshake, "not a shared-memory description (" + std::to_string(bytes.size()) +
                                         " bytes): both engines must use transport shm");
   }
-  if (version != kVersion) return mismatch("format version", std::to_string(kVersion), std::to_string(version));
+  if (version != kVersion)
+    return mismatch("format version", std::to_string(kVersion), std::to_string(version));
   Description got;
   const auto kind = in.get<std::uint8_t>();
   got.host = in.get_text(kMaxHostBytes);
@@ -79,7 +84,8 @@ Result<Description> decode_matching(ByteView bytes, const Description& expected)
   got.num_slots = in.get<std::uint32_t>();
   const auto checksum = in.get<std::uint64_t>();
   if (!in.done() || checksum != fnv1a(bytes.first(bytes.size() - sizeof(checksum)))) {
-    return Status(Code::kHandshake, "damaged shared-memory description of " + std::to_string(bytes.size()) + " bytes");
+    return Status(Code::kHandshake,
+                  "damaged shared-memory description of " + std::to_string(bytes.size()) + " bytes");
   }
   got.kind = static_cast<DescriptionKind>(kind);
   if (got.kind != expected.kind) {
@@ -88,8 +94,10 @@ Result<Description> decode_matching(ByteView bytes, const Description& expected)
                                         : "shared memory: expected an answer's description, got an offer's");
   }
   if (got.host != expected.host) {
-    return Status(Code::kHandshake, "shared memory needs both engines on one host and in one network namespace: this one is in " +
-                                        expected.host + ", the peer in " + got.host);
+    return Status(
+        Code::kHandshake,
+        "shared memory needs both engines on one host and in one network namespace: this one is in " +
+            expected.host + ", the peer in " + got.host);
   }
   if (got.session != expected.session) {
     return mismatch("session", to_string(expected.session), to_string(got.session));

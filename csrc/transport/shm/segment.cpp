@@ -58,9 +58,11 @@ Status allocate(const Fd& memfd, std::size_t size_bytes, TimeUs budget_us) {
 }  // namespace
 
 Result<SegmentLayout> plan_segment(std::size_t slot_bytes, std::uint32_t num_slots) {
-  if (slot_bytes == 0 || num_slots == 0 || slot_bytes > (kMaxSegmentBytes - kSlotsOffset - kPageBytes) / num_slots) {
+  if (slot_bytes == 0 || num_slots == 0 ||
+      slot_bytes > (kMaxSegmentBytes - kSlotsOffset - kPageBytes) / num_slots) {
     return Status(Code::kInvalidArgument, "a landing of " + std::to_string(num_slots) + " slots of " +
-                                              std::to_string(slot_bytes) + " bytes: both must be positive and the total below " +
+                                              std::to_string(slot_bytes) +
+                                              " bytes: both must be positive and the total below " +
                                               std::to_string(kMaxSegmentBytes) + " bytes");
   }
   const std::size_t total = kSlotsOffset + slot_bytes * num_slots;
@@ -78,7 +80,8 @@ Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& ses
   Fd memfd(::memfd_create("kvpush", kFlags | kMfdNoexecSeal));
   if (!memfd.ok() && errno == EINVAL) memfd = Fd(::memfd_create("kvpush", kFlags));
   if (!memfd.ok()) return os_error("memfd_create", errno);
-  if (::ftruncate(memfd.get(), static_cast<off_t>(layout.total_bytes)) != 0) return os_error("ftruncate", errno);
+  if (::ftruncate(memfd.get(), static_cast<off_t>(layout.total_bytes)) != 0)
+    return os_error("ftruncate", errno);
   KVPUSH_TRY(allocate(memfd, layout.total_bytes, budget_us));
   if (::fcntl(memfd.get(), F_ADD_SEALS, kSeals) != 0) return os_error("fcntl(F_ADD_SEALS)", errno);
   Result<Mapping> mapping = map(memfd, layout.total_bytes);
@@ -95,10 +98,10 @@ Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& ses
 Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session) {
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
-    return Status(Code::kTransport, "the peer's segment has seals " + std::to_string(seals) + ", needed are " +
-                                        std::to_string(kSeals));
+    return Status(Code::kTransport, "the peer's segment has seals " + std::to_string(seals) +
+                                        ", needed are " + std::to_string(kSeals));
   }
-  struct stat info {};
+  struct stat info{};
   if (::fstat(memfd.get(), &info) != 0) return os_error("fstat", errno);
   if (info.st_size != static_cast<off_t>(layout.total_bytes)) {
     return Status(Code::kTransport, "the peer's segment has " + std::to_string(info.st_size) +
@@ -107,7 +110,8 @@ Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const
   Result<Mapping> mapping = map(memfd, layout.total_bytes);
   if (!mapping.ok()) return mapping;
   const SegmentHeader& header = mapping.value().header();
-  if (header.magic != kMagic || header.version != kVersion || header.session != static_cast<const Uuid&>(session)) {
+  if (header.magic != kMagic || header.version != kVersion ||
+      header.session != static_cast<const Uuid&>(session)) {
     return Status(Code::kTransport, "the peer's segment carries version " + std::to_string(header.version) +
                                         " or a session that is not this one; expected version " +
                                         std::to_string(kVersion));

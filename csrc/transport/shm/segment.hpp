@@ -33,7 +33,8 @@ struct SegmentHeader {
   Uuid session;
   RingControl to_source;   ///< D writes, P reads: messages
   RingControl to_landing;  ///< P writes, D reads: messages and notices
-  alignas(kLineBytes) std::atomic<std::uint32_t> source_armed;   ///< set by P before it waits, cleared by either
+  alignas(
+      kLineBytes) std::atomic<std::uint32_t> source_armed;  ///< set by P before it waits, cleared by either
   alignas(kLineBytes) std::atomic<std::uint32_t> landing_armed;  ///< the same for D
 };
 static_assert(sizeof(SegmentHeader) <= kPageBytes);

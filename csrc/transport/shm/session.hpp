@@ -55,7 +55,9 @@ class Session {
   }
 
   /// Announces that this side is about to wait.
-  void arm() { own_armed_->exchange(starved_ ? kWantsData | kWantsSpace : kWantsData, std::memory_order_seq_cst); }
+  void arm() {
+    own_armed_->exchange(starved_ ? kWantsData | kWantsSpace : kWantsData, std::memory_order_seq_cst);
+  }
   void disarm() { own_armed_->store(0, std::memory_order_relaxed); }
   /// Whether what this side waits for is there. Room is announced once per refusal.
   [[nodiscard]] bool is_ready() {
@@ -69,14 +71,14 @@ class Session {
   const Role role;
   const SegmentLayout layout;
   Phase phase = Phase::kOffered;
-  bool hung_up = false;       ///< the socket told that nothing more will be published
+  bool hung_up = false;  ///< the socket told that nothing more will be published
   bool loss_reported = false;
-  bool is_exposed = false;    ///< D: the memory file has left this process
-  bool is_quiet = false;      ///< D: the peer's end of the socket is closed, hence its mapping
-  std::string loss;           ///< why, once lost
-  std::uint64_t token = 0;    ///< names the socket in epoll events
-  Fd memfd;                   ///< D, until connected
-  Fd socket;                  ///< outlives `mapping`: its closing tells the peer that we have unmapped
+  bool is_exposed = false;  ///< D: the memory file has left this process
+  bool is_quiet = false;    ///< D: the peer's end of the socket is closed, hence its mapping
+  std::string loss;         ///< why, once lost
+  std::uint64_t token = 0;  ///< names the socket in epoll events
+  Fd memfd;                 ///< D, until connected
+  Fd socket;                ///< outlives `mapping`: its closing tells the peer that we have unmapped
   Mapping mapping;
   RingConsumer in;
 

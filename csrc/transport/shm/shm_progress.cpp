@@ -194,7 +194,8 @@ void ShmTransport::on_socket(shm::Session& session, std::uint32_t events) {
       watch_hang_up_only(session);
       break;
     case shm::Inbox::kBroken:
-      if (session.phase == Phase::kOpen) lose(session, "the peer sent something unknown on the session's socket");
+      if (session.phase == Phase::kOpen)
+        lose(session, "the peer sent something unknown on the session's socket");
       break;
   }
 }

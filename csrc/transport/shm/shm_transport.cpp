@@ -48,7 +48,8 @@ ShmTransport::~ShmTransport() {
 }
 
 Capabilities ShmTransport::capabilities() const {
-  return {.mapped_slots = true, .can_wait = true, .can_revoke = false, .max_message_bytes = shm::kMaxRecordBytes};
+  return {
+      .mapped_slots = true, .can_wait = true, .can_revoke = false, .max_message_bytes = shm::kMaxRecordBytes};
 }
 
 ShmTransport::SessionPtr ShmTransport::find(const SessionId& session) const {
@@ -102,7 +103,8 @@ Result<Bytes> ShmTransport::accept(const SessionId& session, ByteView descriptio
   if (!layout.ok()) return layout.status();
   auto accepted = std::make_shared<shm::Session>(session, Role::kSource, layout.value());
   const shm::Description expected = describe(*accepted, DescriptionKind::kOffer);
-  if (Result<shm::Description> peer = decode_matching(description, expected); !peer.ok()) return peer.status();
+  if (Result<shm::Description> peer = decode_matching(description, expected); !peer.ok())
+    return peer.status();
   KVPUSH_TRY(add_session(accepted));
   return encode(describe(*accepted, DescriptionKind::kAnswer));
 }
@@ -110,7 +112,8 @@ Result<Bytes> ShmTransport::accept(const SessionId& session, ByteView descriptio
 Status ShmTransport::connect(const SessionId& session, ByteView description) {
   const SessionPtr found = find(session);
   if (!found || found->role != Role::kLanding || found->phase != Phase::kOffered) {
-    return {Code::kInvalidArgument, "session " + to_string(session) + " has no landing that waits for an answer"};
+    return {Code::kInvalidArgument,
+            "session " + to_string(session) + " has no landing that waits for an answer"};
   }
   Result<shm::Description> peer = decode_matching(description, describe(*found, DescriptionKind::kAnswer));
   if (!peer.ok()) return peer.status();
@@ -130,7 +133,8 @@ Status ShmTransport::connect(const SessionId& session, ByteView description) {
 
 Region ShmTransport::slot_memory(const SessionId& session, std::uint32_t slot) {
   const SessionPtr found = find(session);
-  if (!found || found->role != Role::kSource || !found->mapping.ok() || slot >= found->layout.num_slots) return {};
+  if (!found || found->role != Role::kSource || !found->mapping.ok() || slot >= found->layout.num_slots)
+    return {};
   return {found->mapping.slots() + slot * found->layout.slot_bytes, found->layout.slot_bytes};
 }
 
@@ -166,7 +170,8 @@ Sent ShmTransport::post(const SessionId& session, TicketId ticket, ByteView sour
   if (!found || found->role != Role::kSource) return Sent::kLost;
   if (found->phase == Phase::kOpen && (slot >= found->layout.num_slots || !source.empty())) {
     lose(*found, "asked to post " + std::to_string(source.size()) + " bytes to slot " + std::to_string(slot) +
-                     " of " + std::to_string(found->layout.num_slots) + ": slots are mapped, a post has no source");
+                     " of " + std::to_string(found->layout.num_slots) +
+                     ": slots are mapped, a post has no source");
   }
   const Sent sent = push(*found, RecordKind::kNotice, notice);
   if (sent == Sent::kYes) completed_.push_back(ticket);

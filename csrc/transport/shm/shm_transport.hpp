@@ -39,7 +39,8 @@ class ShmTransport final : public Transport {
   [[nodiscard]] std::string_view name() const override { return "shm"; }
   [[nodiscard]] Capabilities capabilities() const override;
 
-  Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes, std::uint32_t num_slots) override;
+  Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes,
+                             std::uint32_t num_slots) override;
   [[nodiscard]] Region landing(const SessionId& session) override;
   Result<Bytes> accept(const SessionId& session, ByteView description, std::size_t slot_bytes,
                        std::uint32_t num_slots) override;

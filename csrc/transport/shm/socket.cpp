@@ -111,7 +111,8 @@ Status send_hello(const Fd& socket, const SessionId& session, const Fd& memfd) {
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   const int fd = memfd.get();
   std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-  if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(payload.size())) {
+  if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+      static_cast<ssize_t>(payload.size())) {
     return os_error("sendmsg", errno);
   }
   return {};

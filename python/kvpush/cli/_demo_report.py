@@ -40,7 +40,8 @@ def print_table(rows: list[Row], good: bool) -> None:
     console.print(f"transport: {', '.join(sorted({row.transport for row in rows}))}")
     console.print("equal: token by token the same as one engine alone")
     console.print("unpacked: descriptors for the same KV when each block of each layer is sent by itself")
-    console.print("hand-over: from P's answer to D's first token")
+    console.print("transfer: what is left of it when P has computed the last block")
+    console.print("hand-over: from P's answer to D's first token; negative when the token was faster")
     for row in rows:
         if not row.good:
             console.print(f"[red]{escape(_problem(row))}[/]")
@@ -54,7 +55,9 @@ def _mib(row: Row) -> str:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _problem(row: Row) -> str:

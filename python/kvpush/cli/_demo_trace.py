@@ -65,8 +65,17 @@ def moved(received: Sequence[Line], pushed: Sequence[Line]) -> Moved | None:
 def _transfer_us(received: Sequence[Line], pushed: Sequence[Line]) -> int | None:
     # Wall clocks of two processes, comparable since the demo runs both on one machine.
     ready = [line["finished_at"] for line in pushed if isinstance(line.get("finished_at"), int | float)]
-    done = [line["ended_at"] for line in received if isinstance(line.get("ended_at"), int | float)]
+    done = [end for end in (_received_at(line) for line in received) if end is not None]
     return int(max(0.0, max(done) - max(ready)) * 1e6) if ready and done else None
+
+
+def _received_at(line: Line) -> float | None:
+    """Return when the engine had it all: vLLM asks for it only after its step, which ``ended_at`` tells."""
+    started, timings = line.get("started_at"), line.get("timings")
+    if isinstance(started, int | float) and isinstance(timings, dict) and "total_us" in timings:
+        return started + int(timings["total_us"]) / 1e6
+    ended = line.get("ended_at")
+    return ended if isinstance(ended, int | float) else None
 
 
 def wait_until(found: Callable[[], bool], deadline: float) -> bool:

@@ -103,6 +103,7 @@ class Exchange(Response):
             One leg failed and nothing was sent to the client; the other is cancelled.
         """
         transfer_id = self._trace.key = new_transfer_id()
+        self._trace.prefill_us = None
         prefill_leg = asyncio.create_task(self._prefill(prefill, transfer_id))
         decode_leg: asyncio.Task[None] | None = None
         answered = False

@@ -90,10 +90,12 @@ def prepare(target: Path | None = None) -> Path:
 def _rename_into_place(scratch: Path, target: Path) -> None:
     if target.exists() and not is_prepared(target):
         shutil.rmtree(target)
-    # mkdtemp makes the directory private; a cache may be shared by group as the umask says.
+    # mkdtemp and safetensors make things private; a cache may be shared as far as the umask says.
     umask = os.umask(0)
     os.umask(umask)
     scratch.chmod(0o777 & ~umask)
+    for file in scratch.iterdir():
+        file.chmod(0o666 & ~umask)
     try:
         scratch.rename(target)
     except OSError:
