@@ -336,6 +336,8 @@ TEST(closing_answers_every_post_and_late_notices_are_dropped) {
   }
   p.transport->close_session(id);
   d.transport->close_session(id);
+  CHECK(p.counters->orphaned_posts > 0);
+  for (int i = 0; i < 1000; ++i) d.transport->poll(d.log);
   CHECK(!d.transport->landing_quiet(id));
   p.transport->poll(p.log);
   CHECK_EQ(p.log.num_completions, 20U);
@@ -346,6 +348,36 @@ TEST(closing_answers_every_post_and_late_notices_are_dropped) {
   CHECK(poll_until(d, p, [&] { return d.transport->landing_quiet(id); }));
   CHECK(p.transport->send(id, text("x")) == Sent::kLost);
   d.transport->release_landing(id);
+}
+
+TEST(only_the_peer_can_close_or_vouch) {
+  Engine d, p, stranger;
+  if (!d.transport || !p.transport || !stranger.transport) return;
+  const SessionId id = new_session();
+  const auto offer = d.transport->open_landing(id, kSlotBytes, kNumSlots);
+  if (!CHECK(offer.ok())) return;
+  CHECK(stranger.transport->accept(id, offer.value(), kSlotBytes, kNumSlots).ok());
+  const auto answer = p.transport->accept(id, offer.value(), kSlotBytes, kNumSlots);
+  if (!CHECK(answer.ok()) || !CHECK(d.transport->connect(id, answer.value()).ok())) return;
+  CHECK(d.transport->send(id, text("hello")) == Sent::kYes);
+  CHECK(poll_until(d, p, [&] { return !p.log.messages[id].empty(); }));
+
+  const auto stranger_closes = [&] {
+    CHECK(stranger.transport->accept(id, offer.value(), kSlotBytes, kNumSlots).ok());
+    stranger.transport->close_session(id);
+    for (int i = 0; i < 1000; ++i) {
+      stranger.transport->poll(stranger.log);
+      d.transport->poll(d.log);
+    }
+  };
+  stranger.transport->close_session(id);
+  stranger_closes();
+  CHECK(d.log.lost.empty());
+  d.transport->close_session(id);
+  stranger_closes();
+  CHECK(!d.transport->landing_quiet(id));
+  p.transport->close_session(id);
+  CHECK(poll_until(d, p, [&] { return d.transport->landing_quiet(id); }));
 }
 
 TEST(landing_without_a_word_is_quiet) {

@@ -17,7 +17,7 @@ class Dice {
    public:
     explicit Roll(std::uint64_t state) : state_(state) {}
     /// True at the given rate; 0 is never, 1 is always.
-    bool hits(double rate) { return static_cast<double>(next() >> 11) * 0x1p-53 < rate; }
+    bool hits(double rate) { return static_cast<double>(next() >> 11U) * 0x1p-53 < rate; }
     /// Uniform in [0, bound), for a positive bound; the bias of the remainder does not matter here.
     std::uint64_t below(std::uint64_t bound) { return next() % bound; }
 
@@ -25,9 +25,9 @@ class Dice {
     /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (SplitMix64).
     std::uint64_t next() {
       std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
-      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-      z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-      return z ^ (z >> 31);
+      z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+      z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+      return z ^ (z >> 31U);
     }
     std::uint64_t state_;
   };
@@ -38,7 +38,7 @@ class Dice {
     const auto index = static_cast<std::size_t>(stream);
     const std::uint64_t count = counts_[index]++;
     // Mixed once more, so that neighbouring events share no numbers.
-    Roll mixer(seed_ ^ (index << 56) ^ count * 0xd1342543de82ef95U);
+    Roll mixer(seed_ ^ (index << 56U) ^ count * 0xd1342543de82ef95U);
     return Roll(mixer.below(UINT64_MAX));
   }
 

@@ -54,7 +54,7 @@ class RingProducer {
       head_ = head;
       if (capacity_ - (tail_ - head_) < need) return Push::kFull;
     }
-    const std::uint64_t word = payload.size() | static_cast<std::uint64_t>(kind) << 32;
+    const std::uint64_t word = payload.size() | static_cast<std::uint64_t>(kind) << 32U;
     std::memcpy(data_ + (tail_ & (capacity_ - 1)), &word, sizeof(word));
     const std::size_t at = (tail_ + kRecordHeaderBytes) & (capacity_ - 1);
     const std::size_t first = std::min(payload.size(), capacity_ - at);
@@ -109,7 +109,7 @@ class RingConsumer {
     const std::uint64_t word =
         std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(at_word)).load(std::memory_order_relaxed);
     const std::size_t size = word & 0xffffffffU;
-    const auto kind = static_cast<RecordKind>(word >> 32);
+    const auto kind = static_cast<RecordKind>(word >> 32U);
     if (size > scratch.size() || record_bytes(size) > available) return Pop::kCorrupt;
     if (kind != RecordKind::kMessage && kind != RecordKind::kNotice) return Pop::kCorrupt;
     const std::size_t at = (head_ + kRecordHeaderBytes) & (capacity_ - 1);

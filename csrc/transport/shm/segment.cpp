@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x31474553504b564bU;
 constexpr std::uint32_t kVersion = 1;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr std::size_t kAllocateStepBytes = std::size_t{16} << 20;
+constexpr unsigned kSeals = unsigned{F_SEAL_SHRINK} | unsigned{F_SEAL_GROW} | unsigned{F_SEAL_SEAL};
+constexpr std::size_t kAllocateStepBytes = std::size_t{16} << 20U;
 // Linux 6.3; older headers lack it, older kernels answer EINVAL.
 constexpr unsigned kMfdNoexecSeal = 8;
 
@@ -97,7 +97,7 @@ Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& ses
 
 Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session) {
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) {
+  if (seals < 0 || (static_cast<unsigned>(seals) & kSeals) != kSeals) {
     return Status(Code::kTransport, "the peer's segment has seals " + std::to_string(seals) +
                                         ", needed are " + std::to_string(kSeals));
   }

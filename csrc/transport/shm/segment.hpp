@@ -15,10 +15,10 @@
 namespace kvpush::shm {
 
 inline constexpr std::size_t kPageBytes = 4096;
-inline constexpr std::size_t kRingBytes = std::size_t{256} << 10;
+inline constexpr std::size_t kRingBytes = std::size_t{256} << 10U;
 /// The largest message or notice. A quarter of a ring, so that one large message never monopolises it.
 inline constexpr std::size_t kMaxRecordBytes = kRingBytes / 4;
-inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40;
+inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40U;
 
 /// What a side waits for, as bits of its `armed` word.
 inline constexpr std::uint32_t kWantsData = 1;

@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x4853564bU;
 constexpr std::size_t kHelloBytes = sizeof(kHelloMagic) + sizeof(Uuid);
+constexpr unsigned kTruncated = unsigned{MSG_TRUNC} | unsigned{MSG_CTRUNC};
 constexpr char kWake = 'W';
 constexpr int kMaxWakesPerDrain = 64;
 // As many as the kernel passes at once (SCM_MAX_FD), so that none is left open unseen.
@@ -131,8 +132,8 @@ Greeting receive_hello(const Fd& socket, Hello& hello) {
   if (size < 0) return errno == EAGAIN || errno == EINTR ? Greeting::kNothing : Greeting::kGarbage;
   std::vector<Fd> fds;
   collect_fds(message, fds);
-  if (size != static_cast<ssize_t>(kHelloBytes) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
-      fds.size() != 1) {
+  if (size != static_cast<ssize_t>(kHelloBytes) ||
+      (static_cast<unsigned>(message.msg_flags) & kTruncated) != 0 || fds.size() != 1) {
     return Greeting::kGarbage;
   }
   ByteReader in(payload);
@@ -159,7 +160,7 @@ Inbox drain_wakes(const Fd& socket) noexcept {
 
 bool is_hung_up(const Fd& socket) noexcept {
   pollfd entry{socket.get(), 0, 0};
-  return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLHUP) != 0;
+  return ::poll(&entry, 1, 0) > 0 && (static_cast<unsigned>(entry.revents) & unsigned{POLLHUP}) != 0;
 }
 
 }  // namespace kvpush::shm
