@@ -44,8 +44,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}               // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}       // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool ok() const noexcept { return value_.has_value(); }
   [[nodiscard]] const Status& status() const noexcept { return status_; }
@@ -61,7 +61,7 @@ class [[nodiscard]] Result {
 }  // namespace kvpush
 
 /// Returns from the calling function with the status when it is not ok.
-#define KVPUSH_TRY(expr)                                        \
-  do {                                                          \
+#define KVPUSH_TRY(expr)                                                                       \
+  do {                                                                                         \
     if (::kvpush::Status kvpush_status_ = (expr); !kvpush_status_.ok()) return kvpush_status_; \
   } while (false)

@@ -34,8 +34,10 @@ std::vector<std::int32_t> copy_ids(const py::buffer_info& info) {
 std::vector<std::int32_t> ids_from(const py::handle& group) {
   if (PyObject_CheckBuffer(group.ptr()) != 0 && !py::isinstance<py::bytes>(group)) {
     const py::buffer_info info = py::reinterpret_borrow<py::buffer>(group).request();
-    if (info.ndim == 1 && info.item_type_is_equivalent_to<std::int32_t>()) return copy_ids<std::int32_t>(info);
-    if (info.ndim == 1 && info.item_type_is_equivalent_to<std::int64_t>()) return copy_ids<std::int64_t>(info);
+    if (info.ndim == 1 && info.item_type_is_equivalent_to<std::int32_t>())
+      return copy_ids<std::int32_t>(info);
+    if (info.ndim == 1 && info.item_type_is_equivalent_to<std::int64_t>())
+      return copy_ids<std::int64_t>(info);
   }
   std::vector<std::int32_t> ids;
   for (const py::handle item : group) {
@@ -79,12 +81,14 @@ SessionId session_from(const std::string& peer) {
 
 void no_events(const std::optional<std::uint64_t>& after) {
   if (after && *after != 0) {
-    raise({Code::kUnsupported, "after=" + std::to_string(*after) +
-                                   ": this engine's cache is in host memory, which has no events; pass None"});
+    raise(
+        {Code::kUnsupported, "after=" + std::to_string(*after) +
+                                 ": this engine's cache is in host memory, which has no events; pass None"});
   }
 }
 
-protocol::Destination destination_from(const py::iterable& blocks, const std::optional<std::vector<std::uint32_t>>& first) {
+protocol::Destination destination_from(const py::iterable& blocks,
+                                       const std::optional<std::vector<std::uint32_t>>& first) {
   protocol::Destination destination;
   destination.blocks = blocks_from(blocks);
   destination.first = first.value_or(std::vector<std::uint32_t>(destination.blocks.size(), 0));
@@ -145,15 +149,15 @@ struct Claim {
 };
 
 std::unique_ptr<Receive> start_receive(const EnginePtr& engine, const SessionId& session, TransferId claim,
-                                       const std::string& key, const py::bytes& digest, const py::iterable& blocks,
+                                       const std::string& key, const py::bytes& digest,
+                                       const py::iterable& blocks,
                                        const std::optional<std::vector<std::uint32_t>>& first,
                                        const std::optional<std::uint64_t>& after) {
   no_events(after);
   protocol::Destination destination = destination_from(blocks, first);
   Bytes digest_bytes = bytes_from(digest);
-  const auto [handle, transfer] = check(unlocked([&] {
-    return engine->receive(session, claim, key, std::move(digest_bytes), std::move(destination));
-  }));
+  const auto [handle, transfer] = check(unlocked(
+      [&] { return engine->receive(session, claim, key, std::move(digest_bytes), std::move(destination)); }));
   return std::make_unique<Receive>(engine, handle, transfer, key);
 }
 
@@ -204,7 +208,9 @@ void bind_handles(py::module_& module) {
 Dropped before finish() it is aborted. Thread-safe. After the event every call does nothing.)")
       .def_readonly("handle", &Push::handle, "Event.handle of its event.")
       .def_readonly("key", &Push::key)
-      .def("advance", [](Push& self, const py::iterable& blocks, const std::optional<std::uint64_t>& after) {
+      .def(
+          "advance",
+          [](Push& self, const py::iterable& blocks, const std::optional<std::uint64_t>& after) {
             no_events(after);
             BlockIds ids = blocks_from(blocks);
             check(unlocked([&] { return self.engine->advance(self.handle, std::move(ids)); }));
@@ -213,16 +219,22 @@ Dropped before finish() it is aborted. Thread-safe. After the event every call d
 
 blocks: per group, the block ids of its next positions; -1 is a hole. after: handle of a CUDA event behind
 which they are ready; None on host memory. Errors: InvalidArgument (id out of range, wrong number of groups).)")
-      .def("retract", [](Push& self) { return check(unlocked([&] { return self.engine->retract(self.handle); })); },
+      .def(
+          "retract",
+          [](Push& self) { return check(unlocked([&] { return self.engine->retract(self.handle); })); },
           R"(Takes back what is not packed yet, before its blocks are overwritten.
 
 Waits for running packs only. Returns, per group, the position at which the next advance() goes on.)")
-      .def("finish", [](Push& self) {
+      .def(
+          "finish",
+          [](Push& self) {
             self.finished = true;
             check(unlocked([&] { return self.engine->finish(self.handle); }));
           },
           "That was all: 'sent' follows when everything that D wants is packed.")
-      .def("abort", [](Push& self, const std::string& reason) {
+      .def(
+          "abort",
+          [](Push& self, const std::string& reason) {
             self.finished = true;
             check(unlocked([&] { return self.engine->abort(self.handle, reason); }));
           },
@@ -234,22 +246,32 @@ Dropped early it is cancelled. Thread-safe. After the event every call does noth
       .def_readonly("handle", &Receive::handle, "Event.handle of its event.")
       .def_readonly("key", &Receive::key)
       .def_readonly("transfer", &Receive::transfer)
-      .def("cancel", [](Receive& self) { check(unlocked([&] { return self.engine->cancel(self.transfer); })); },
-          "Ends it: 'failed' with status 'cancelled', at once or when a running unpack ends. Never waits for P.");
+      .def(
+          "cancel",
+          [](Receive& self) { check(unlocked([&] { return self.engine->cancel(self.transfer); })); },
+          "Ends it: 'failed' with status 'cancelled', at once or when a running unpack ends. Never waits for "
+          "P.");
 
-  py::class_<Claim>(module, "Claim", "D has told P that it will want this key. Dropped unused it is cancelled.")
+  py::class_<Claim>(module, "Claim",
+                    "D has told P that it will want this key. Dropped unused it is cancelled.")
       .def_readonly("key", &Claim::key)
       .def_readonly("transfer", &Claim::transfer)
-      .def("receive", [](Claim& self, const py::bytes& digest, const py::iterable& blocks,
-             const std::optional<std::vector<std::uint32_t>>& first, const std::optional<std::uint64_t>& after) {
-            if (self.used) raise({Code::kInvalidArgument, "the claim of key '" + self.key + "' was used or cancelled"});
-            auto receive = start_receive(self.engine, self.session, self.transfer, self.key, digest, blocks, first, after);
+      .def(
+          "receive",
+          [](Claim& self, const py::bytes& digest, const py::iterable& blocks,
+             const std::optional<std::vector<std::uint32_t>>& first,
+             const std::optional<std::uint64_t>& after) {
+            if (self.used)
+              raise({Code::kInvalidArgument, "the claim of key '" + self.key + "' was used or cancelled"});
+            auto receive = start_receive(self.engine, self.session, self.transfer, self.key, digest, blocks,
+                                         first, after);
             self.used = true;
             return receive;
           },
           py::arg("digest"), py::arg("blocks"), py::arg("first") = py::none(), py::arg("after") = py::none(),
           py::keep_alive<0, 1>(), "As Engine.receive(), for the claimed key.")
-      .def("cancel", [](Claim& self) { unlocked([&] { self.cancel(); }); },
+      .def(
+          "cancel", [](Claim& self) { unlocked([&] { self.cancel(); }); },
           "P may drop the push. Does nothing once receive() was called.");
 }
 
@@ -266,71 +288,95 @@ void bind_engine(py::module_& module) {
              return EnginePtr(check(Engine::create(std::move(cache), config, std::move(parts))));
            }),
            py::arg("cache"), py::arg("config"))
-      .def_property_readonly("incarnation", &Engine::incarnation, "This engine's life: 32 hex digits, random.")
+      .def_property_readonly("incarnation", &Engine::incarnation,
+                             "This engine's life: 32 hex digits, random.")
       .def_property_readonly("transport", &Engine::transport, "The transport in use, never 'auto'.")
-      .def("offer", [](Engine& self) { return to_python(check(unlocked([&] { return self.offer(); }))); },
-           R"(D: opens a landing for one peer and describes it and the cache.
+      .def(
+          "offer", [](Engine& self) { return to_python(check(unlocked([&] { return self.offer(); }))); },
+          R"(D: opens a landing for one peer and describes it and the cache.
 
 Errors: Exhausted (landing_bytes is spent and no session is idle). Waits for the progress thread only.)")
-      .def("answer", [](Engine& self, const py::bytes& offer) {
-             Bytes bytes = bytes_from(offer);
-             return to_python(check(unlocked([&] { return self.answer(std::move(bytes)); })));
-           },
-           py::arg("offer"), R"(P: takes D's offer. The same offer gets the same answer.
+      .def(
+          "answer",
+          [](Engine& self, const py::bytes& offer) {
+            Bytes bytes = bytes_from(offer);
+            return to_python(check(unlocked([&] { return self.answer(std::move(bytes)); })));
+          },
+          py::arg("offer"), R"(P: takes D's offer. The same offer gets the same answer.
 
 Errors: HandshakeError names the field that does not fit, and both values.)")
-      .def("establish", [](Engine& self, const py::bytes& answer) {
-             Bytes bytes = bytes_from(answer);
-             return to_string(check(unlocked([&] { return self.establish(std::move(bytes)); })));
-           },
-           py::arg("answer"), R"(D: takes P's answer; returns the peer, to be named in expect() and receive().
+      .def(
+          "establish",
+          [](Engine& self, const py::bytes& answer) {
+            Bytes bytes = bytes_from(answer);
+            return to_string(check(unlocked([&] { return self.establish(std::move(bytes)); })));
+          },
+          py::arg("answer"), R"(D: takes P's answer; returns the peer, to be named in expect() and receive().
 
 Errors: HandshakeError (not this engine's offer, too late, or P cannot be reached).)")
-      .def("disconnect", [](Engine& self, const std::string& peer) {
-             const SessionId session = session_from(peer);
-             check(unlocked([&] { return self.disconnect(session); }));
-           },
-           py::arg("peer"), "Says BYE; open transfers with this peer fail. Errors: PeerLost.")
-      .def("push", [](const EnginePtr& self, const std::string& key, const py::bytes& digest) {
-             Bytes bytes = bytes_from(digest);
-             const HandleId handle = check(unlocked([&] { return self->push(key, std::move(bytes)); }));
-             return std::make_unique<Push>(self, handle, key);
-           },
-           py::arg("key"), py::arg("digest"), py::keep_alive<0, 1>(), R"(P: this request is being prefilled.
+      .def(
+          "disconnect",
+          [](Engine& self, const std::string& peer) {
+            const SessionId session = session_from(peer);
+            check(unlocked([&] { return self.disconnect(session); }));
+          },
+          py::arg("peer"), "Says BYE; open transfers with this peer fail. Errors: PeerLost.")
+      .def(
+          "push",
+          [](const EnginePtr& self, const std::string& key, const py::bytes& digest) {
+            Bytes bytes = bytes_from(digest);
+            const HandleId handle = check(unlocked([&] { return self->push(key, std::move(bytes)); }));
+            return std::make_unique<Push>(self, handle, key);
+          },
+          py::arg("key"), py::arg("digest"), py::keep_alive<0, 1>(), R"(P: this request is being prefilled.
 
 key: 1 to 512 bytes, the same as D's. digest: 1 to 64 bytes over all that determines the KV; D's must equal it.
 Errors: DuplicateKey, QueueFull, InvalidArgument, ClosedError.)")
-      .def("expect", [](const EnginePtr& self, const std::string& peer, const std::string& key) {
-             const SessionId session = session_from(peer);
-             const TransferId transfer = check(unlocked([&] { return self->expect(session, key); }));
-             return std::make_unique<Claim>(self, session, transfer, key);
-           },
-           py::arg("peer"), py::arg("key"), py::keep_alive<0, 1>(), "D: tells P, early, that this key will be wanted.")
-      .def("receive", [](const EnginePtr& self, const std::string& peer, const std::string& key, const py::bytes& digest,
-              const py::iterable& blocks, const std::optional<std::vector<std::uint32_t>>& first,
-              const std::optional<std::uint64_t>& after) {
-             return start_receive(self, session_from(peer), 0, key, digest, blocks, first, after);
-           },
-           py::arg("peer"), py::arg("key"), py::arg("digest"), py::arg("blocks"), py::arg("first") = py::none(),
-           py::arg("after") = py::none(), py::keep_alive<0, 1>(), R"(D: wants this key's KV in these blocks.
+      .def(
+          "expect",
+          [](const EnginePtr& self, const std::string& peer, const std::string& key) {
+            const SessionId session = session_from(peer);
+            const TransferId transfer = check(unlocked([&] { return self->expect(session, key); }));
+            return std::make_unique<Claim>(self, session, transfer, key);
+          },
+          py::arg("peer"), py::arg("key"), py::keep_alive<0, 1>(),
+          "D: tells P, early, that this key will be wanted.")
+      .def(
+          "receive",
+          [](const EnginePtr& self, const std::string& peer, const std::string& key, const py::bytes& digest,
+             const py::iterable& blocks, const std::optional<std::vector<std::uint32_t>>& first,
+             const std::optional<std::uint64_t>& after) {
+            return start_receive(self, session_from(peer), 0, key, digest, blocks, first, after);
+          },
+          py::arg("peer"), py::arg("key"), py::arg("digest"), py::arg("blocks"),
+          py::arg("first") = py::none(), py::arg("after") = py::none(), py::keep_alive<0, 1>(),
+          R"(D: wants this key's KV in these blocks.
 
 blocks[g][i] is where position first[g] + i of group g goes; -1 is not wanted. Until the event the blocks are
 the engine's. Errors: InvalidArgument (id out of range, given twice, or in another open receive), QueueFull.
 A peer that is lost shows as a 'failed' event.)")
-      .def("evict", [](Engine& self, std::uint32_t count) { check(unlocked([&] { return self.evict(count); })); },
-           py::arg("count") = 1, R"(P: fails up to count finished pushes that no D has opened, longest waiting first.
+      .def(
+          "evict",
+          [](Engine& self, std::uint32_t count) { check(unlocked([&] { return self.evict(count); })); },
+          py::arg("count") = 1,
+          R"(P: fails up to count finished pushes that no D has opened, longest waiting first.
 
 For an engine that is short of blocks. Does not wait; each ends with status 'evicted'.)")
-      .def("poll", [](Engine& self, double timeout) {
-             return check(unlocked([&] { return self.poll(static_cast<TimeUs>(timeout * static_cast<double>(kUsPerSecond))); }));
-           },
-           py::arg("timeout") = 0.0, R"(Events so far; waits up to timeout seconds for the first.
+      .def(
+          "poll",
+          [](Engine& self, double timeout) {
+            return check(unlocked(
+                [&] { return self.poll(static_cast<TimeUs>(timeout * static_cast<double>(kUsPerSecond))); }));
+          },
+          py::arg("timeout") = 0.0, R"(Events so far; waits up to timeout seconds for the first.
 
 One thread polls. After close() what is left is returned, then ClosedError is raised.)")
-      .def("stats", [](Engine& self) { return to_python(check(unlocked([&] { return self.stats(); }))); },
-           "Counters since the start and gauges of now, as a plain dict (docs/metrics in README).")
-      .def("close", [](Engine& self) { unlocked([&] { self.close(); }); },
-           "Fails what is open, says BYE, ends the thread. Bounded by close_timeout_s. Idempotent.")
+      .def(
+          "stats", [](Engine& self) { return to_python(check(unlocked([&] { return self.stats(); }))); },
+          "Counters since the start and gauges of now, as a plain dict (docs/metrics in README).")
+      .def(
+          "close", [](Engine& self) { unlocked([&] { self.close(); }); },
+          "Fails what is open, says BYE, ends the thread. Bounded by close_timeout_s. Idempotent.")
       .def_property_readonly("closed", &Engine::closed);
 }
 

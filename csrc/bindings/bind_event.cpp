@@ -45,9 +45,11 @@ transfers have failed before).)")
       .def_property_readonly("side", &side_name, "'push', 'receive', or '' when lost.")
       .def_readonly("handle", &Event::handle, "The handle of the Push or Receive; 0 when lost.")
       .def_readonly("key", &Event::key)
-      .def_readonly("transfer", &Event::transfer, "D's id of the transfer; 0 for a push that was never paired.")
+      .def_readonly("transfer", &Event::transfer,
+                    "D's id of the transfer; 0 for a push that was never paired.")
       .def_property_readonly(
-          "peer", [](const Event& event) { return event.session == SessionId{} ? "" : to_string(event.session); },
+          "peer",
+          [](const Event& event) { return event.session == SessionId{} ? "" : to_string(event.session); },
           "The session, as establish() named it; '' for a push that was never paired.")
       .def_property_readonly(
           "status", [](const Event& event) { return std::string(to_string(event.status)); },

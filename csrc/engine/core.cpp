@@ -27,19 +27,20 @@ Status Core::check(const Cache& cache, const CoreConfig& config) {
   KVPUSH_TRY(cache.validate());
   const std::size_t slot_bytes = slot_bytes_for(cache, config);
   if (slot_bytes < cache.max_unit_bytes()) {
-    return {Code::kInvalidArgument, "slot_bytes is " + std::to_string(slot_bytes) +
-                                        ", but the largest unit of the cache is " +
-                                        std::to_string(cache.max_unit_bytes()) +
-                                        " bytes; raise slot_bytes or leave it at 0"};
+    return {Code::kInvalidArgument,
+            "slot_bytes is " + std::to_string(slot_bytes) + ", but the largest unit of the cache is " +
+                std::to_string(cache.max_unit_bytes()) + " bytes; raise slot_bytes or leave it at 0"};
   }
   if (config.num_slots == 0 || config.num_leases == 0) {
-    return {Code::kInvalidArgument, "num_slots is " + std::to_string(config.num_slots) + " and num_leases is " +
-                                        std::to_string(config.num_leases) + "; both must be at least 1"};
+    return {Code::kInvalidArgument, "num_slots is " + std::to_string(config.num_slots) +
+                                        " and num_leases is " + std::to_string(config.num_leases) +
+                                        "; both must be at least 1"};
   }
   if (slot_bytes * config.num_slots > config.landing_bytes) {
     return {Code::kInvalidArgument, "landing_bytes is " + std::to_string(config.landing_bytes) +
-                                        ", less than one landing of " + std::to_string(config.num_slots) + " x " +
-                                        std::to_string(slot_bytes) + " bytes; raise it or lower num_slots"};
+                                        ", less than one landing of " + std::to_string(config.num_slots) +
+                                        " x " + std::to_string(slot_bytes) +
+                                        " bytes; raise it or lower num_slots"};
   }
   return {};
 }
@@ -85,7 +86,8 @@ void Core::on_message(const SessionId& id, ByteView message) {
       actions_.breaches.emplace_back(id, std::string(name_of(body)) + " from the wrong side");
     } else if (const auto* credit = std::get_if<protocol::Credit>(&body)) {
       for (const std::uint32_t slot : credit->slots) {
-        const bool held = std::find(session.free_slots.begin(), session.free_slots.end(), slot) != session.free_slots.end();
+        const bool held =
+            std::find(session.free_slots.begin(), session.free_slots.end(), slot) != session.free_slots.end();
         if (slot >= session.num_slots || held) {
           actions_.breaches.emplace_back(id, "CREDIT of slot " + std::to_string(slot) + ", which is not D's");
         } else {
@@ -148,7 +150,9 @@ void Core::on_completed(TicketId ticket, Fate fate) {
   }
 }
 
-void Core::on_lost(const SessionId& id, const std::string& reason) { close(id, FailCode::kPeerLost, reason); }
+void Core::on_lost(const SessionId& id, const std::string& reason) {
+  close(id, FailCode::kPeerLost, reason);
+}
 
 // --- work
 
@@ -163,7 +167,8 @@ void Core::carry_out() {
   }
   for (const auto& [id, slot] : std::exchange(actions_.credits, {})) {
     const auto found = sessions_.find(id);
-    if (found != sessions_.end() && found->second.state == State::kOpen) found->second.owed_credits.push_back(slot);
+    if (found != sessions_.end() && found->second.state == State::kOpen)
+      found->second.owed_credits.push_back(slot);
   }
   for (auto& [id, body] : std::exchange(actions_.messages, {})) {
     const auto found = sessions_.find(id);
@@ -232,7 +237,8 @@ void Core::packed(Work work, TicketId ticket, const PackDone& done) {
   Post post{ticket, work.slot, {}, {}};
   const std::size_t bytes = packed_bytes(cache_, work.task.box);
   if (work.lease.data != nullptr) post.source = ByteView(work.lease.data, bytes);
-  post.notice = session.link.seal(protocol::BoxNotice{work.task.transfer, work.slot, work.task.box, done.checksum});
+  post.notice =
+      session.link.seal(protocol::BoxNotice{work.task.transfer, work.slot, work.task.box, done.checksum});
   stats_.bytes_sent += bytes;
   ++stats_.boxes_sent;
   ++stats_.network_ops;
@@ -310,7 +316,8 @@ bool Core::start_pack(const SessionId& id, Session& session) {
 
 void Core::enqueue(const SessionId& id, Session& session, Bytes message) {
   if (session.backlog.size() >= kMaxBacklog) {
-    close(id, FailCode::kPeerLost, "the peer takes no messages: " + std::to_string(kMaxBacklog) + " are waiting");
+    close(id, FailCode::kPeerLost,
+          "the peer takes no messages: " + std::to_string(kMaxBacklog) + " are waiting");
     return;
   }
   session.backlog.push_back(std::move(message));
@@ -322,7 +329,8 @@ void Core::flush() {
     if (session.state != State::kOpen) continue;
     std::vector<std::uint32_t>& owed = session.owed_credits;
     while (!owed.empty()) {
-      const auto rest = owed.end() - static_cast<std::ptrdiff_t>(std::min(owed.size(), kMaxCreditsPerMessage));
+      const auto rest =
+          owed.end() - static_cast<std::ptrdiff_t>(std::min(owed.size(), kMaxCreditsPerMessage));
       session.backlog.push_back(session.link.seal(protocol::Credit{{rest, owed.end()}}));
       owed.erase(rest, owed.end());
     }
@@ -355,7 +363,8 @@ void Core::keep_time() {
   for (auto& [id, session] : sessions_) {
     if (session.state == State::kClosed) continue;
     if (!session.heard) {
-      if (now_ - session.opened_at >= config_.timeouts.handshake_us) lost.emplace_back(id, "the hand-shake was not completed in time");
+      if (now_ - session.opened_at >= config_.timeouts.handshake_us)
+        lost.emplace_back(id, "the hand-shake was not completed in time");
       continue;
     }
     if (session.link.ping_due(now_)) (void)transport_.send(id, session.link.seal(protocol::Ping{}));
@@ -400,9 +409,13 @@ TimeUs Core::next_deadline() const {
   return next;
 }
 
-bool Core::busy(TimeUs now) const { return !work_.empty() || now - moved_at_ < kBusyAfterBoxUs; }
+bool Core::busy(TimeUs now) const {
+  return !work_.empty() || now - moved_at_ < kBusyAfterBoxUs;
+}
 
-bool Core::open() const { return sender_.num_pushes() != 0 || receiver_.num_transfers() != 0; }
+bool Core::open() const {
+  return sender_.num_pushes() != 0 || receiver_.num_transfers() != 0;
+}
 
 Stats Core::stats() const {
   Stats stats = stats_;

@@ -101,11 +101,11 @@ class Core final : private TransportSink {
     std::vector<std::uint32_t> owed_credits;  ///< D: not yet told
     std::deque<Bytes> backlog;
     std::deque<Post> waiting_posts;
-    Bytes answer;                             ///< P: what the offer got
-    bool heard = false;                       ///< P: D has established
-    std::uint32_t local_work = 0;             ///< packs and unpacks under way
+    Bytes answer;                  ///< P: what the offer got
+    bool heard = false;            ///< P: D has established
+    std::uint32_t local_work = 0;  ///< packs and unpacks under way
     std::uint32_t posts = 0;
-    bool unknown_fate = false;                ///< P: a post may still write
+    bool unknown_fate = false;  ///< P: a post may still write
     TimeUs opened_at;
     TimeUs active_at;
     FailCode ended = FailCode::kNone;
@@ -161,7 +161,8 @@ class Core final : private TransportSink {
   protocol::Actions actions_;
   std::vector<protocol::Event> events_;
   std::map<SessionId, Session> sessions_;
-  std::map<Incarnation, std::deque<SessionId>> quiet_;  ///< P: sessions of this peer that ended with all posts known
+  std::map<Incarnation, std::deque<SessionId>>
+      quiet_;  ///< P: sessions of this peer that ended with all posts known
   std::map<TicketId, Work> work_;
   TicketId next_ticket_ = 1;
   SessionId next_session_;  ///< whose turn it is to pack

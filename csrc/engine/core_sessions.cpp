@@ -23,9 +23,10 @@ std::size_t Core::landing_bytes_in(State state) const {
 Status Core::make_room(std::size_t bytes, TimeUs now) {
   const std::size_t quarantined = landing_bytes_in(State::kClosed) + leases_.quarantined_bytes();
   if (quarantined > config_.max_quarantined_bytes) {
-    return {Code::kExhausted, std::to_string(quarantined) +
-                                  " bytes may still be written by peers that are gone; max_quarantined_bytes is " +
-                                  std::to_string(config_.max_quarantined_bytes)};
+    return {Code::kExhausted,
+            std::to_string(quarantined) +
+                " bytes may still be written by peers that are gone; max_quarantined_bytes is " +
+                std::to_string(config_.max_quarantined_bytes)};
   }
   if (sessions_.size() >= config_.max_sessions) {
     return {Code::kExhausted, "max_sessions (" + std::to_string(config_.max_sessions) + ") are open"};
@@ -34,12 +35,14 @@ Status Core::make_room(std::size_t bytes, TimeUs now) {
     auto idle = sessions_.end();
     for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
       const Session& session = it->second;
-      if (session.role != Role::kReceives || session.state != State::kOpen || receiver_.busy(it->first)) continue;
+      if (session.role != Role::kReceives || session.state != State::kOpen || receiver_.busy(it->first))
+        continue;
       if (idle == sessions_.end() || session.active_at < idle->second.active_at) idle = it;
     }
     if (idle == sessions_.end()) {
-      return {Code::kExhausted, "landing_bytes (" + std::to_string(config_.landing_bytes) +
-                                    ") is spent and no session is idle; raise it or lower num_slots x slot_bytes"};
+      return {Code::kExhausted,
+              "landing_bytes (" + std::to_string(config_.landing_bytes) +
+                  ") is spent and no session is idle; raise it or lower num_slots x slot_bytes"};
     }
     const SessionId id = idle->first;
     KVPUSH_TRY(disconnect(id, now));
@@ -75,18 +78,21 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
   const Offer& offer = decoded.value();
   if (offer.engine == incarnation_) return Status(Code::kHandshake, "the offer is this engine's own");
   if (const auto found = sessions_.find(offer.session); found != sessions_.end()) {
-    if (found->second.role == Role::kPushes && found->second.state == State::kOpen) return found->second.answer;
+    if (found->second.role == Role::kPushes && found->second.state == State::kOpen)
+      return found->second.answer;
     return Status(Code::kHandshake, "this offer's session has ended; make a new offer");
   }
   if (offer.transport != transport_.name()) {
     return Status(Code::kHandshake, "transport: theirs " + offer.transport + ", ours " +
-                                        std::string(transport_.name()) + "; configure the same on both sides");
+                                        std::string(transport_.name()) +
+                                        "; configure the same on both sides");
   }
   if (const std::string difference = first_difference(offer.identity, identity_); !difference.empty()) {
     return Status(Code::kHandshake, difference);
   }
-  const std::size_t box_bytes =
-      capabilities_.mapped_slots ? offer.slot_bytes : std::min<std::size_t>(offer.slot_bytes, leases_.lease_bytes());
+  const std::size_t box_bytes = capabilities_.mapped_slots
+                                    ? offer.slot_bytes
+                                    : std::min<std::size_t>(offer.slot_bytes, leases_.lease_bytes());
   if (box_bytes < cache_.max_unit_bytes() || offer.num_slots == 0) {
     return Status(Code::kHandshake, "slots: theirs " + std::to_string(offer.num_slots) + " x " +
                                         std::to_string(offer.slot_bytes) + " bytes, our largest unit " +
@@ -123,7 +129,8 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
   const Answer& answer = decoded.value();
   const auto found = sessions_.find(answer.session);
   if (found == sessions_.end() || found->second.role != Role::kReceives) {
-    return Status(Code::kHandshake, "the answer is to an offer that this engine did not make, or that has expired");
+    return Status(Code::kHandshake,
+                  "the answer is to an offer that this engine did not make, or that has expired");
   }
   Session& session = found->second;
   if (session.state != State::kOffered) {

@@ -13,7 +13,9 @@ constexpr TimeUs kPollOpenUs = 1000;
 constexpr TimeUs kPollIdleUs = 5000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
 
-Status closed_status() { return {Code::kClosed, "the engine is closed"}; }
+Status closed_status() {
+  return {Code::kClosed, "the engine is closed"};
+}
 
 Status check_key(const std::string& key, const Bytes* digest) {
   if (key.empty() || key.size() > protocol::kMaxKeyBytes) {
@@ -22,7 +24,8 @@ Status check_key(const std::string& key, const Bytes* digest) {
   }
   if (digest != nullptr && (digest->empty() || digest->size() > protocol::kMaxDigestBytes)) {
     return {Code::kInvalidArgument, "digest of " + std::to_string(digest->size()) + " bytes; 1 to " +
-                                        std::to_string(protocol::kMaxDigestBytes) + " are allowed (SHA-256: 32)"};
+                                        std::to_string(protocol::kMaxDigestBytes) +
+                                        " are allowed (SHA-256: 32)"};
   }
   return {};
 }
@@ -40,12 +43,14 @@ Engine::Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, E
       config_(config),
       parts_(std::move(parts)),
       transport_name_(parts_.transport->name()),
-      core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer, parts_.incarnation,
-                                   monotonic_us())),
+      core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer,
+                                   parts_.incarnation, monotonic_us())),
       registry_(*cache_, config.max_open_transfers),
       thread_([this] { run(); }) {}
 
-Engine::~Engine() { close(); }
+Engine::~Engine() {
+  close();
+}
 
 // --- calls
 
@@ -77,7 +82,8 @@ Result<Bytes> Engine::offer() {
 
 Result<Bytes> Engine::answer(Bytes offer) {
   return ask<Result<Bytes>>(
-      [offer = std::move(offer)](Core& core, TimeUs now) { return core.answer(offer, now); }, closed_status());
+      [offer = std::move(offer)](Core& core, TimeUs now) { return core.answer(offer, now); },
+      closed_status());
 }
 
 Result<SessionId> Engine::establish(Bytes answer) {
@@ -157,7 +163,8 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
   KVPUSH_TRY(check_key(key, &digest));
   if (destination.first.size() != destination.blocks.size()) {
     return Status(Code::kInvalidArgument, "first has " + std::to_string(destination.first.size()) +
-                                              " entries, blocks has " + std::to_string(destination.blocks.size()));
+                                              " entries, blocks has " +
+                                              std::to_string(destination.blocks.size()));
   }
   for (std::size_t g = 0; g < destination.blocks.size(); ++g) {
     if (destination.first[g] + destination.blocks[g].size() > INT32_MAX) {
@@ -177,10 +184,10 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
   KVPUSH_TRY(registry_.add_receive(handle, destination));
   ++next_handle_;
   const TransferId transfer = claim != 0 ? claim : next_transfer_++;
-  KVPUSH_TRY(submit_locked([=, digest = std::move(digest), destination = std::move(destination)](
-                               Core& core, TimeUs now) {
-    core.receiver().receive(session, transfer, handle, key, digest, destination, now, core.actions());
-  }));
+  KVPUSH_TRY(submit_locked(
+      [=, digest = std::move(digest), destination = std::move(destination)](Core& core, TimeUs now) {
+        core.receiver().receive(session, transfer, handle, key, digest, destination, now, core.actions());
+      }));
   return std::pair(handle, transfer);
 }
 

@@ -39,8 +39,8 @@ using BlockIds = std::vector<std::vector<std::int32_t>>;
 class Engine {
  public:
   /// The cache's memory must outlive the engine. `cache` must be the one the packer was made for.
-  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<const Cache> cache, const EngineConfig& config,
-                                                EngineParts parts);
+  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<const Cache> cache,
+                                                const EngineConfig& config, EngineParts parts);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();  ///< close(), silently
@@ -92,7 +92,7 @@ class Engine {
   EngineConfig config_;
   EngineParts parts_;
   std::string transport_name_;
-  std::unique_ptr<Core> core_;  ///< progress thread only
+  std::unique_ptr<Core> core_;                       ///< progress thread only
   std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
   Wake wake_;
 

@@ -13,7 +13,9 @@ constexpr std::size_t kMaxFieldBytes = 65536;
 constexpr std::size_t kMaxDescriptionBytes = 1U << 20U;
 constexpr std::size_t kHashBytes = sizeof(std::uint64_t);
 
-void put_id(ByteWriter& out, const Uuid& id) { out.put_raw(std::as_bytes(std::span(id.bytes))); }
+void put_id(ByteWriter& out, const Uuid& id) {
+  out.put_raw(std::as_bytes(std::span(id.bytes)));
+}
 
 void get_id(ByteReader& in, Uuid& id) {
   const ByteView raw = in.get_raw(id.bytes.size());
@@ -37,7 +39,8 @@ Status open_content(ByteView bytes, std::uint32_t magic, const char* what, ByteV
   }
   content = bytes.first(bytes.size() - kHashBytes);
   ByteReader in(content);
-  if (in.get<std::uint32_t>() != magic) return {Code::kHandshake, std::string("not an ") + what + " of kvpush"};
+  if (in.get<std::uint32_t>() != magic)
+    return {Code::kHandshake, std::string("not an ") + what + " of kvpush"};
   const auto version = in.get<std::uint8_t>();
   if (version != kVersion) {
     return {Code::kHandshake, "protocol version: theirs " + std::to_string(version) + ", ours " +

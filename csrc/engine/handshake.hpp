@@ -27,9 +27,9 @@ struct Offer {
 struct Answer {
   Incarnation engine;
   SessionId session;
-  std::uint64_t box_bytes = 0;              ///< no box will be larger
-  std::vector<SessionId> quiet_sessions;    ///< closed sessions of this pair into which P writes no more
-  Bytes description;                        ///< Transport::accept()
+  std::uint64_t box_bytes = 0;            ///< no box will be larger
+  std::vector<SessionId> quiet_sessions;  ///< closed sessions of this pair into which P writes no more
+  Bytes description;                      ///< Transport::accept()
 };
 
 inline constexpr std::size_t kMaxHandshakeBytes = 4U << 20U;

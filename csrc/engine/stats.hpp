@@ -25,15 +25,15 @@ struct Stats {
   std::array<std::uint64_t, kNumFailCodes> receive_failures{};
   std::uint64_t sessions_opened = 0;
   std::uint64_t sessions_lost = 0;
-  std::uint64_t pack_us = 0;    ///< from start to end of packs, summed
+  std::uint64_t pack_us = 0;  ///< from start to end of packs, summed
   std::uint64_t unpack_us = 0;
-  std::uint64_t post_us = 0;    ///< from post to completion, summed
+  std::uint64_t post_us = 0;  ///< from post to completion, summed
   // Now.
   std::uint64_t sessions = 0;
   std::uint64_t open_pushes = 0;
   std::uint64_t open_claims = 0;
   std::uint64_t open_receives = 0;
-  std::uint64_t credits = 0;         ///< slots of peers that this engine may fill
+  std::uint64_t credits = 0;  ///< slots of peers that this engine may fill
   std::uint64_t leases_in_use = 0;
   std::uint64_t landing_bytes = 0;
   std::uint64_t quarantined_bytes = 0;

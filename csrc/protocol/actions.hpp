@@ -48,7 +48,7 @@ struct Actions {
   std::vector<std::pair<SessionId, std::uint32_t>> credits;  ///< slots that D gives back
   std::vector<Unpack> unpacks;
   std::vector<Event> events;
-  std::vector<std::pair<SessionId, std::string>> breaches;   ///< sessions to close, and why
+  std::vector<std::pair<SessionId, std::string>> breaches;  ///< sessions to close, and why
 };
 
 }  // namespace kvpush::protocol

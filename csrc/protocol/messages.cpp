@@ -30,13 +30,19 @@ void put(ByteWriter& out, const Open& m) {
     }
   }
 }
-void put(ByteWriter& out, const Cancel& m) { out.put(m.transfer); }
-void put(ByteWriter& out, const Done& m) { out.put(m.transfer); }
+void put(ByteWriter& out, const Cancel& m) {
+  out.put(m.transfer);
+}
+void put(ByteWriter& out, const Done& m) {
+  out.put(m.transfer);
+}
 void put(ByteWriter& out, const Credit& m) {
   out.put(static_cast<std::uint32_t>(m.slots.size()));
   for (const std::uint32_t slot : m.slots) out.put(slot);
 }
-void put(ByteWriter& out, const Accept& m) { out.put(m.transfer); }
+void put(ByteWriter& out, const Accept& m) {
+  out.put(m.transfer);
+}
 void put(ByteWriter& out, const BoxNotice& m) {
   out.put(m.transfer);
   out.put(m.slot);
@@ -61,7 +67,9 @@ void put(ByteWriter& out, const Ping& m) {
 }
 void put(ByteWriter&, const Bye&) {}
 
-Bytes copy_of(ByteView view) { return {view.begin(), view.end()}; }
+Bytes copy_of(ByteView view) {
+  return {view.begin(), view.end()};
+}
 
 Open get_open(ByteReader& in) {
   Open m;
@@ -198,6 +206,8 @@ Result<Envelope> decode(ByteView bytes) {
   return envelope;
 }
 
-std::string_view name_of(const Body& body) noexcept { return kNames[body.index()]; }
+std::string_view name_of(const Body& body) noexcept {
+  return kNames[body.index()];
+}
 
 }  // namespace kvpush::protocol

@@ -44,8 +44,10 @@ void Receiver::receive(const SessionId& session, TransferId transfer, HandleId h
                        Bytes digest, Destination destination, TimeUs now, Actions& out) {
   const auto found = sessions_.find(session);
   const auto claim = transfers_.find(transfer);
-  const bool gone = claim == transfers_.end() && found != sessions_.end() && transfer <= found->second.last_transfer;
-  if (gone || (claim != transfers_.end() && (claim->second.handle != 0 || claim->second.session != session))) {
+  const bool gone =
+      claim == transfers_.end() && found != sessions_.end() && transfer <= found->second.last_transfer;
+  if (gone ||
+      (claim != transfers_.end() && (claim->second.handle != 0 || claim->second.session != session))) {
     Event event;
     event.side = Event::Side::kReceive;
     event.handle = handle;
@@ -74,7 +76,8 @@ void Receiver::receive(const SessionId& session, TransferId transfer, HandleId h
   Wanted wanted = wanted_of(destination);
   for (std::size_t g = 0; g < wanted.size(); ++g) {
     entry.group_begin.push_back(entry.arrived.size());
-    entry.arrived.resize(entry.arrived.size() + cache_.groups[g].planes.size() * destination.blocks[g].size());
+    entry.arrived.resize(entry.arrived.size() +
+                         cache_.groups[g].planes.size() * destination.blocks[g].size());
     for (const PositionRange& range : wanted[g]) {
       entry.units_wanted += std::uint64_t{range.end - range.begin} * cache_.groups[g].planes.size();
     }
@@ -162,7 +165,8 @@ void Receiver::on_message(const SessionId& session, const Body& body, TimeUs now
 void Receiver::on_box(const SessionId& session_id, const BoxNotice& box, TimeUs now, Actions& out) {
   Session& session = sessions_.at(session_id);
   if (box.slot >= session.with_peer.size() || !session.with_peer[box.slot]) {
-    out.breaches.emplace_back(session_id, "BOX in slot " + std::to_string(box.slot) + ", which was not credited");
+    out.breaches.emplace_back(session_id,
+                              "BOX in slot " + std::to_string(box.slot) + ", which was not credited");
     return;
   }
   session.with_peer[box.slot] = false;
@@ -198,7 +202,8 @@ void Receiver::on_box(const SessionId& session_id, const BoxNotice& box, TimeUs 
   const auto& blocks = entry.destination.blocks[box.box.group];
   const std::uint32_t first = entry.destination.first[box.box.group];
   Unpack unpack{session_id, box.transfer, box.slot, box.box, box.checksum, {}};
-  unpack.block_ids.assign(blocks.begin() + (box.box.pos_begin - first), blocks.begin() + (box.box.pos_end - first));
+  unpack.block_ids.assign(blocks.begin() + (box.box.pos_begin - first),
+                          blocks.begin() + (box.box.pos_end - first));
   out.unpacks.push_back(std::move(unpack));
 }
 
@@ -213,8 +218,8 @@ void Receiver::unpacked(const Unpack& unpack, std::uint64_t checksum, const Stat
       return;
     }
     if (checksum != unpack.checksum) {
-      fail(unpack.transfer, FailCode::kChecksum, "a box of " + std::to_string(unpack.box.num_units()) + " units",
-           true, out);
+      fail(unpack.transfer, FailCode::kChecksum,
+           "a box of " + std::to_string(unpack.box.num_units()) + " units", true, out);
       return;
     }
     entry.units_done += unpack.box.num_units();
@@ -259,8 +264,10 @@ void Receiver::settle(TransferId transfer, TimeUs now, Actions& out) {
   if (entry.ending == FailCode::kNone) {
     if (!entry.end || entry.units_done != entry.units_wanted) return;
     if (entry.end->num_boxes != entry.num_boxes) {
-      fail(transfer, FailCode::kBreach, "P counted " + std::to_string(entry.end->num_boxes) + " boxes, D " +
-           std::to_string(entry.num_boxes), true, out);
+      fail(transfer, FailCode::kBreach,
+           "P counted " + std::to_string(entry.end->num_boxes) + " boxes, D " +
+               std::to_string(entry.num_boxes),
+           true, out);
       return;
     }
     if (entry.claimed) out.messages.emplace_back(entry.session, Done{transfer});
@@ -311,7 +318,8 @@ std::string Receiver::objection(const Transfer& transfer, const Session& session
 std::size_t Receiver::unit_index(const Transfer& transfer, const Box& box, std::uint32_t plane,
                                  std::uint32_t pos) const {
   const std::size_t num_positions = transfer.destination.blocks[box.group].size();
-  return transfer.group_begin[box.group] + plane * num_positions + (pos - transfer.destination.first[box.group]);
+  return transfer.group_begin[box.group] + plane * num_positions +
+         (pos - transfer.destination.first[box.group]);
 }
 
 }  // namespace kvpush::protocol

@@ -33,7 +33,8 @@ class Receiver {
 
   // --- from the engine's caller
   /// INTENT. Ids of one session must come in increasing order.
-  void expect(const SessionId& session, TransferId transfer, const std::string& key, TimeUs now, Actions& out);
+  void expect(const SessionId& session, TransferId transfer, const std::string& key, TimeUs now,
+              Actions& out);
   /// OPEN, with or without an INTENT before.
   void receive(const SessionId& session, TransferId transfer, HandleId handle, const std::string& key,
                Bytes digest, Destination destination, TimeUs now, Actions& out);
@@ -59,8 +60,8 @@ class Receiver {
   struct Transfer {
     SessionId session;
     std::string key;
-    HandleId handle = 0;  ///< 0 while only claimed
-    bool claimed = false; ///< P was told of it, and is owed DONE or CANCEL
+    HandleId handle = 0;   ///< 0 while only claimed
+    bool claimed = false;  ///< P was told of it, and is owed DONE or CANCEL
     bool accepted = false;
     Destination destination;
     std::vector<bool> arrived;             ///< per wanted unit

@@ -353,7 +353,8 @@ bool Sender::wants_more(const Claim& claim, const Push& push, bool& missing) con
     more = true;
     const auto& ids = push.ids[g];
     const std::size_t end = *cursor.needs() + std::size_t{1};
-    const auto from = ids.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(cursor.position(), ids.size()));
+    const auto from =
+        ids.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(cursor.position(), ids.size()));
     const auto to = ids.begin() + static_cast<std::ptrdiff_t>(std::min(end, ids.size()));
     if ((end > ids.size() && push.finished) || std::find(from, to, -1) != to) missing = true;
   }
@@ -467,13 +468,16 @@ void Sender::tick(TimeUs now, Actions& out) {
   }
 }
 
-TimeUs Sender::next_deadline() const { return std::min(push_deadlines_.next(), key_deadlines_.next()); }
+TimeUs Sender::next_deadline() const {
+  return std::min(push_deadlines_.next(), key_deadlines_.next());
+}
 
 void Sender::drop_key_if_idle(const std::string& key) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return;
   const Key& entry = found->second;
-  if (entry.push == 0 && entry.claims.empty() && entry.tombstone == FailCode::kNone && !entry.only_cancelled) {
+  if (entry.push == 0 && entry.claims.empty() && entry.tombstone == FailCode::kNone &&
+      !entry.only_cancelled) {
     key_deadlines_.disarm(key);
     keys_.erase(found);
   }

@@ -76,8 +76,8 @@ class Sender {
     bool opened = false;
     Bytes digest;
     Wanted wanted;
-    HandleId push = 0;  ///< once paired
-    bool ended = false; ///< END was sent; D still owes DONE or CANCEL
+    HandleId push = 0;   ///< once paired
+    bool ended = false;  ///< END was sent; D still owes DONE or CANCEL
     bool queued = false;
     std::vector<Cursor> cursors;
     std::uint64_t num_boxes = 0;

@@ -43,9 +43,9 @@ class TransportSink {
 };
 
 struct Capabilities {
-  bool mapped_slots = false;   ///< slot_memory() gives P a direct view of D's slots
-  bool can_wait = false;       ///< wait_fd() becomes readable on arrival
-  bool can_revoke = false;     ///< after close_session() the peer can no longer write
+  bool mapped_slots = false;  ///< slot_memory() gives P a direct view of D's slots
+  bool can_wait = false;      ///< wait_fd() becomes readable on arrival
+  bool can_revoke = false;    ///< after close_session() the peer can no longer write
   std::size_t max_message_bytes = 0;
 };
 
@@ -97,11 +97,12 @@ class Transport {
   virtual void poll(TransportSink& sink) = 0;
   /// Readable when poll() has something to do; -1 without can_wait.
   [[nodiscard]] virtual int wait_fd() const = 0;
-  /// Called right before waiting on wait_fd(): true when something arrived meanwhile, so that nothing
-  /// that arrives between poll() and the wait is slept over.
+  /// Called right before waiting on wait_fd(): true when something arrived meanwhile, or a refused send or
+  /// post has room again, so that nothing between poll() and the wait is slept over.
   [[nodiscard]] virtual bool arm_wait() = 0;
 
-  /// Ends a session on this side. Every outstanding post completes in a later poll() (kUnknown if it
+  /// Ends a session on this side, also after on_lost. With mapped slots P may call it only once no pack into
+  /// them runs or can start: they stay valid until then. Every outstanding post completes in a later poll() (kUnknown if it
   /// must). The landing's memory stays mapped until release_landing().
   virtual void close_session(const SessionId& session) = 0;
   /// D, after close_session(): whether the peer is proven unable to write any more.

@@ -1,6 +1,5 @@
 """Configuration of an engine: one frozen dataclass, an environment variable per field."""
 
-import importlib.metadata
 import math
 import operator
 import os
@@ -199,6 +198,8 @@ def find_nixl_library() -> str | None:
 
     Looks at the lists of installed files only: nothing of NIXL is imported or loaded.
     """
+    import importlib.metadata  # half of the time that importing kvpush would take
+
     for name in _NIXL_DISTRIBUTIONS:
         try:
             distribution = importlib.metadata.distribution(name)

@@ -6,9 +6,10 @@ import dataclasses
 import weakref
 from collections.abc import Iterable
 
-import kvpush
 import numpy as np
 import pytest
+
+import kvpush
 
 DIGEST = b"\x11" * 32
 DEADLINE_S = 30.0
@@ -69,7 +70,9 @@ def pair(transport: str, num_groups: int = 1, config: dict | None = None, **shap
 _spare: weakref.WeakKeyDictionary[kvpush.Engine, list] = weakref.WeakKeyDictionary()
 
 
-def wait(engine: kvpush.Engine, count: int = 1, kinds: tuple[str, ...] = ("sent", "received", "failed")) -> list:
+def wait(
+    engine: kvpush.Engine, count: int = 1, kinds: tuple[str, ...] = ("sent", "received", "failed")
+) -> list:
     """The next `count` events of these kinds, in order; others are dropped. Fails at a deadline."""
     found = _spare.setdefault(engine, [])
     while len(found) < count:

@@ -3,11 +3,11 @@
 import os
 import time
 
-import kvpush
 import numpy as np
 import pytest
-
 from engines import DIGEST, TRANSPORTS, arrays, cache, pair, wait, wait_for
+
+import kvpush
 
 
 @pytest.mark.parametrize("first", range(9))
@@ -91,12 +91,16 @@ def test_case_c9_what_does_not_fit_is_refused_with_both_values(theirs, field):
 
 def test_case_c9_rank_0_cannot_pair_with_rank_1():
     def rank(first_head):
-        planes = [kvpush.Plane.from_array(a, name="layer.0", head_range=(first_head, first_head + 2)) for a in arrays()]
+        planes = [
+            kvpush.Plane.from_array(a, name="layer.0", head_range=(first_head, first_head + 2))
+            for a in arrays()
+        ]
         return kvpush.Cache([kvpush.Group(block_size=4, planes=planes[:1])])
 
     with kvpush.Engine(rank(0)) as p, kvpush.Engine(rank(2)) as d:
+        offer = d.offer()
         with pytest.raises(kvpush.HandshakeError, match="heads"):
-            p.answer(d.offer())
+            p.answer(offer)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -81,7 +81,7 @@ def test_each_field_has_an_environment_variable():
         "slot_bytes": ("0x100", 256),
     }
     for name, field in FIELDS.items():
-        text, expected = texts.get(name, ("3", type(field.default)(3)))
+        text, expected = texts.get(name) or ("3", type(field.default)(3))
         config = Config.from_env({f"KVPUSH_{name.upper()}": text})
         assert getattr(config, name) == expected
         assert type(getattr(config, name)) is type(field.default)

@@ -3,11 +3,11 @@
 import gc
 import threading
 
-import kvpush
 import numpy as np
 import pytest
-
 from engines import DIGEST, TRANSPORTS, arrays, cache, pair, wait, wait_for
+
+import kvpush
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -45,7 +45,8 @@ def test_network_operations_do_not_depend_on_the_block_tables(transport):
             push.finish()
             assert wait_for(t.d, recv.handle).kind == "received"
             assert all(
-                np.array_equal(b[order[::-1]], a[order]) for a, b in zip(t.source[0], t.target[0], strict=True)
+                np.array_equal(b[order[::-1]], a[order])
+                for a, b in zip(t.source[0], t.target[0], strict=True)
             )
             ops.append(t.p.stats()["network_ops"])
     assert ops[0] == ops[1]
@@ -250,7 +251,10 @@ def test_close_ends_everything_once_then_raises():
         recv = t.d.receive(t.peer, "other", digest=DIGEST, blocks=[[3]])
         t.d.close()
         events = t.d.poll()
-        assert [(e.kind, e.status) for e in events] == [("failed", "engine_closed"), ("lost", "engine_closed")]
+        assert [(e.kind, e.status) for e in events] == [
+            ("failed", "engine_closed"),
+            ("lost", "engine_closed"),
+        ]
         assert events[0].handle == recv.handle
         with pytest.raises(kvpush.ClosedError):
             t.d.poll()
