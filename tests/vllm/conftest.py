@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed (the extra `demo`)")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import tiny  # noqa: E402
+import tiny
 
 tiny.set_environment()
 

@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.request import RequestStatus
 
 from kvpush.testing import FakeEngine, FakeNetwork
 from kvpush.vllm import layout
 from kvpush.vllm.scheduler import PushScheduler
 from kvpush.vllm.worker import PushWorker
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.request import RequestStatus
 
 BLOCK = 4
 NUM_BLOCKS = 64

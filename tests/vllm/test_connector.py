@@ -13,7 +13,6 @@ from harness import BLOCK, Blocks, Instance, Pair, Request
 from kvpush.errors import ClosedError, PeerLost, QueueFull
 from kvpush.testing import FakeNetwork
 from kvpush.vllm import layout
-from vllm.v1.request import RequestStatus
 
 
 def free_port() -> int:
@@ -172,7 +171,9 @@ def test_nothing_left_to_load_tells_prefill_at_once(pair: Pair) -> None:
     assert pair.d.scheduler.stats.data["skipped"] == {"nothing_to_load": 1}
 
 
-@pytest.mark.parametrize("phase", ["same step", "claimed", "waiting for a hand-shake", "loading", "done", "failed"])
+@pytest.mark.parametrize(
+    "phase", ["same step", "claimed", "waiting for a hand-shake", "loading", "done", "failed"]
+)
 def test_abort_of_decode_in_each_phase(pair: Pair, phase: str) -> None:
     if phase != "waiting for a hand-shake":
         connect(pair)
@@ -218,7 +219,9 @@ def test_an_abort_during_the_hand_shake_still_frees_prefill(pair: Pair) -> None:
     pair.load(d)
     pair.d.step()
     pair.d.abort(d)
-    pair.d.step_until(lambda: bool(pair.d.engine.called("cancel_claim") or pair.d.engine.called("cancel_receive")))
+    pair.d.step_until(
+        lambda: bool(pair.d.engine.called("cancel_claim") or pair.d.engine.called("cancel_receive"))
+    )
     pair.p.step()
     assert pair.p.sent == [p.request_id]
     assert pair.d.received == [d.request_id]
@@ -413,7 +416,7 @@ BAD_DECODE: list[dict[str, Any]] = [
 def test_bad_decode_params_fail_that_request_only(bad: dict[str, Any], policy: str) -> None:
     pair = Pair(free_port(), policy=policy)
     try:
-        d = Request(tokens(8), pair.d_params(transfer_id="k", **{}) | bad, blocks=([20, 21],))
+        d = Request(tokens(8), pair.d_params(transfer_id="k") | bad, blocks=([20, 21],))
         pair.d.scheduler.on_new_request(d)
         promised = pair.load(d)
         pair.d.step()
@@ -435,7 +438,9 @@ def test_bad_decode_params_fail_that_request_only(bad: dict[str, Any], policy: s
         pair.close()
 
 
-@pytest.mark.parametrize("params", [[1], "text", 5, {"do_remote_prefill": "yes"}, {"do_remote_prefill": 1}], ids=str)
+@pytest.mark.parametrize(
+    "params", [[1], "text", 5, {"do_remote_prefill": "yes"}, {"do_remote_prefill": 1}], ids=str
+)
 def test_params_of_another_type_are_no_transfer(pair: Pair, params: Any) -> None:
     request = Request(tokens(8), params, blocks=([1, 2],))
     pair.d.scheduler.on_new_request(request)
@@ -612,5 +617,3 @@ def test_mamba_is_refused() -> None:
     spec = MambaSpec(block_size=4, shapes=((2, 2),), dtypes=(torch.float32,))
     with pytest.raises(layout.UnsupportedSetupError, match="MambaSpec"):
         layout.plan_groups(KVCacheConfig(64, [], [KVCacheGroupSpec(["m"], spec)]))
-
-

@@ -97,9 +97,7 @@ def request(**more: Any) -> Any:
 
 
 def feature(identifier: str, offset: int, length: int) -> Any:
-    return SimpleNamespace(
-        identifier=identifier, mm_position=SimpleNamespace(offset=offset, length=length)
-    )
+    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset, length=length))
 
 
 def test_digest_tells_every_ingredient_apart() -> None:
@@ -154,3 +152,19 @@ def test_supported_versions(version: str) -> None:
 def test_other_versions_are_named(version: str) -> None:
     with pytest.raises(ImportError, match=r"0\.32\.x and 0\.33\.x; vLLM " + version.replace(".", r"\.")):
         check_version(version)
+
+
+def test_the_module_path_gives_the_class() -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvpush.vllm import KVPushConnector, register
+
+    register()
+    register()
+    for path in (None, "kvpush.vllm"):
+        config = KVTransferConfig(
+            kv_connector="KVPushConnector", kv_role="kv_producer", kv_connector_module_path=path
+        )
+        assert KVConnectorFactory.get_connector_class(config) is KVPushConnector
+        assert KVConnectorFactory.supports_hma_config(config)

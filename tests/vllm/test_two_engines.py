@@ -77,8 +77,13 @@ class Trio:
             process.close()
 
 
-@pytest.fixture(scope="module", params=["shm"])
+@pytest.fixture(scope="module", params=["shm", pytest.param("nixl", marks=pytest.mark.nixl)])
 def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    import kvpush
+
+    reason = kvpush.transports().get(request.param, "unknown")
+    if reason:
+        pytest.skip(f"{request.param}: {reason}")
     trio = Trio(tmp_path_factory.mktemp("engines"), request.param)
     yield trio
     trio.close()

@@ -56,7 +56,11 @@ class TinyEngine:
     """One in-process ``LLMEngine``."""
 
     def __init__(
-        self, model: str, kv_transfer: dict[str, Any] | None = None, max_tokens_per_step: int = 2048, **more: Any
+        self,
+        model: str,
+        kv_transfer: dict[str, Any] | None = None,
+        max_tokens_per_step: int = 2048,
+        **more: Any,
     ) -> None:
         from vllm import EngineArgs, LLMEngine
 
@@ -80,7 +84,9 @@ class TinyEngine:
         }
         self.engine = LLMEngine.from_engine_args(EngineArgs(**(options | more)))
 
-    def add(self, req_id: str, ids: list[int], max_tokens: int, transfer: dict[str, Any] | None = None) -> None:
+    def add(
+        self, req_id: str, ids: list[int], max_tokens: int, transfer: dict[str, Any] | None = None
+    ) -> None:
         from vllm import SamplingParams
 
         sampling = SamplingParams(

@@ -1,8 +1,9 @@
 """One engine of a pair as a process: ``python two_engines.py ROLE MODEL PORT TRANSPORT CHUNK``.
 
-Reads one JSON list per line from stdin, ``[[id, token ids, max tokens, transfer params or null], ...]``, runs
-these requests and answers with one JSON object ``{id: {"tokens", "params", "reason"}}``. ``null`` ends it. ROLE is
-"alone", "kv_producer" or "kv_consumer". An idle line ``[]`` makes it step until nothing is open.
+Reads one JSON list per line from stdin, ``[[id, token ids, max tokens, transfer params or null], ...]``,
+runs these requests and answers with one JSON object ``{id: {"tokens", "params", "reason"}}``. The end of
+stdin ends it. An empty list makes it step until nothing is open. ROLE is "alone", "kv_producer" or
+"kv_consumer".
 """
 
 import json
@@ -106,7 +107,8 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise AssertionError(f"the engine died:\n{self.log.read_text()[-4000:]}")
+            code = self.process.wait(30)
+            raise AssertionError(f"the engine died with {code}:\n{self.log.read_text()[-4000:]}")
         return dict(json.loads(line))
 
     def trace(self, count: int, deadline_s: float = 30.0) -> list[dict[str, Any]]:

@@ -191,18 +191,8 @@ class Loads:
         self._stats.count("boxes", event.boxes)
         self._stats.count("bytes_received", event.bytes)
         for stage, us in event.timings.items():
-            self._stats.label("stage_us", stage, us)
-        if self._trace.enabled:
-            self._trace.write(
-                side="receive",
-                request_id=load.req_id,
-                per_block_descriptors=load.num_units,
-                bytes_expected=load.expected_bytes,
-                known_at=load.known_at,
-                started_at=load.started_at,
-                ended_at=time.time(),
-                **event_fields(event),
-            )
+            self._stats.label("stage_us", stage.removesuffix("_us"), us)
+        self._record(load, event_fields(event))
         if event.kind == "received":
             self._received(load, event)
         elif load.cancelled:
@@ -210,6 +200,18 @@ class Loads:
             self._report(load)
         else:
             self._fail(load, event.status, event.detail, event.bytes)
+
+    def _record(self, load: Load, fields: dict[str, Any]) -> None:
+        self._trace.write(
+            side="receive",
+            request_id=load.req_id,
+            per_block_descriptors=load.num_units,
+            bytes_expected=load.expected_bytes,
+            known_at=load.known_at,
+            started_at=load.started_at,
+            ended_at=time.time(),
+            **fields,
+        )
 
     def _received(self, load: Load, event: Any) -> None:
         self._stats.count("received")
@@ -241,6 +243,10 @@ class Loads:
             moved_bytes,
             load.expected_bytes,
         )
+        if load.recv is None:
+            # No receive was begun, so there is no event of the engine to record.
+            ended = {"kind": "failed", "key": load.key, "status": code, "detail": detail}
+            self._record(load, ended | {"bytes": 0, "boxes": 0, "timings": {}})
         if not load.cancelled:
             self._failed.add(load.req_id)
         self._report(load)

@@ -79,8 +79,10 @@ class KVPushStats(KVConnectorStats):
             elif name in TIMES:
                 self.data[name] = [*self.data.get(name, ()), *value]
             elif name in LABELLED:
-                for label, amount in value.items():
-                    self.label(name, label, amount)
+                # A new mapping: the old one may be a payload that others read too.
+                mine = self.data.get(name, {})
+                labels = {*mine, *value}
+                self.data[name] = {label: mine.get(label, 0) + value.get(label, 0) for label in labels}
             else:
                 self.count(name, value)
         return self

@@ -138,17 +138,16 @@ class Pushes:
             self._failed(push, event.status, event.detail)
         self._stats.count("bytes_sent", event.bytes)
         for stage, us in event.timings.items():
-            self._stats.label("stage_us", stage, us)
-        if self._trace.enabled:
-            self._trace.write(
-                side="push",
-                request_id=push.req_id,
-                per_block_descriptors=self._units(push, event.bytes),
-                opened_at=push.opened_at,
-                finished_at=push.finished_at,
-                ended_at=time.time(),
-                **event_fields(event),
-            )
+            self._stats.label("stage_us", stage.removesuffix("_us"), us)
+        self._trace.write(
+            side="push",
+            request_id=push.req_id,
+            per_block_descriptors=self._units(push, event.bytes),
+            opened_at=push.opened_at,
+            finished_at=push.finished_at,
+            ended_at=time.time(),
+            **event_fields(event),
+        )
         if push.closed and push.delayed:
             self._sent.add(push.req_id)
 

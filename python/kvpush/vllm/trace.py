@@ -14,11 +14,6 @@ class Trace:
         self._lock = threading.Lock()
         self._file = open(path, "a", buffering=1, encoding="utf-8") if path else None  # noqa: SIM115
 
-    @property
-    def enabled(self) -> bool:
-        """Whether records are kept."""
-        return self._file is not None
-
     def write(self, **record: Any) -> None:
         """Append one record."""
         if self._file is not None:
