@@ -42,12 +42,8 @@ NixlAgent::NixlAgent(std::shared_ptr<const NixlApi> api, std::string name)
     : api_(std::move(api)), name_(std::move(name)) {}
 
 NixlAgent::~NixlAgent() {
-  if (leaked_) {
-    for (Backend& backend : backends_) static_cast<void>(backend.release());
-    return;
-  }
   const std::lock_guard lock(life_mutex());
-  if (agent_ != nullptr) api_->destroy_agent(agent_);
+  if (agent_ != nullptr && !leaked_) api_->destroy_agent(agent_);
 }
 
 Status NixlAgent::start(const std::vector<std::string>& backends) {

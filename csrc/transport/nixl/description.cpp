@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x4c58494e;  // "NIXL"
 constexpr std::uint16_t kVersion = 1;
-constexpr std::size_t kMaxMetadataBytes = 256 << 10;
+constexpr std::size_t kMaxMetadataBytes = std::size_t{256} << 10U;
 constexpr std::size_t kMaxBackendsBytes = 256;
 
 void put_uuid(ByteWriter& out, const Uuid& id) {

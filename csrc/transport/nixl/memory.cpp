@@ -77,10 +77,11 @@ NixlMemory::~NixlMemory() {
 
 void NixlMemory::retire() noexcept {
   if (data_ == nullptr) return;
-  // Mapping anew also returns the range's share of the commit limit; failing that, keep the old pages.
-  mmap(data_, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-       -1, 0);
-  retired_ranges().add(std::exchange(data_, nullptr), mapped_bytes_);
+  // Mapping anew also returns the range's share of the commit limit; failing that, the old pages stay.
+  const void* fresh = mmap(data_, mapped_bytes_, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* const range = std::exchange(data_, nullptr);
+  if (fresh != MAP_FAILED) retired_ranges().add(range, mapped_bytes_);
 }
 
 }  // namespace kvpush

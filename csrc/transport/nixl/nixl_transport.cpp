@@ -180,12 +180,15 @@ void NixlTransport::find_dead_peers() {
 }
 
 void NixlTransport::dispatch(TransportSink& sink, const char* agent, ByteView payload) {
+  if (payload.size() < kPrefixBytes || payload.size() > kPrefixBytes + kNixlMaxMessageBytes) {
+    ++counters_->dropped_notifications;
+    return;
+  }
   SessionId id;
-  const bool sized = payload.size() >= kPrefixBytes && payload.size() <= kPrefixBytes + kNixlMaxMessageBytes;
-  if (sized) std::memcpy(id.bytes.data(), payload.data(), id.bytes.size());
-  const auto found = sized ? sessions_.find(id) : sessions_.end();
-  const auto kind = sized ? static_cast<Kind>(payload[kPrefixBytes - 1]) : Kind{};
+  std::memcpy(id.bytes.data(), payload.data(), id.bytes.size());
+  const auto kind = static_cast<Kind>(payload[kPrefixBytes - 1]);
   if (kind == Kind::kClosed || kind == Kind::kQuiet) return on_closed(id, agent, kind);
+  const auto found = sessions_.find(id);
   // A notice to the side without a landing is as foreign as one of another agent.
   const bool expected = found != sessions_.end() && !found->second.lost && found->second.agent == agent &&
                         (kind == Kind::kMessage || (kind == Kind::kNotice && found->second.memory));

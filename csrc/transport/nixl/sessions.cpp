@@ -89,8 +89,9 @@ Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t 
 }
 
 Region NixlTransport::landing(const SessionId& session) {
-  if (const auto open = sessions_.find(session); open != sessions_.end() && open->second.memory) {
-    return open->second.memory->region();
+  if (const auto open = sessions_.find(session); open != sessions_.end()) {
+    const std::optional<NixlMemory>& memory = open->second.memory;
+    return memory ? memory->region() : Region{};
   }
   const auto closed = closed_.find(session);
   return closed != closed_.end() ? closed->second.memory.region() : Region{};

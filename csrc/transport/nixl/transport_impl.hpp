@@ -18,7 +18,7 @@
 
 namespace kvpush {
 
-inline constexpr std::size_t kNixlMaxMessageBytes = 16 << 10;
+inline constexpr std::size_t kNixlMaxMessageBytes = std::size_t{16} << 10U;
 
 /// One open session. Which members are used tells the side: D has a landing, P has the peer's.
 struct NixlSession {
