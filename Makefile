@@ -2,6 +2,7 @@
 #   make demo    two vLLM engines on this machine's CPU, real prompts, real KV
 #   make test    C++ and Python tests
 #   make lint    format, lint and type checks, as in CI
+#   make format  rewrites what lint would object to
 #   make asan, make tsan    C++ tests under sanitizers
 #   make tidy    clang-tidy (minutes)
 #   make clean   removes what was built; .venv too with `make distclean`
@@ -22,7 +23,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := $(shell find CMakeLists.txt cmake csrc python pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: demo test ctest lint tidy asan tsan clean distclean
+.PHONY: demo test ctest lint format tidy asan tsan clean distclean
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/installed
@@ -46,6 +47,11 @@ lint: $(STAMPS)/tools
 	ruff format --check python tests
 	mypy
 	find csrc tests -name '*.hpp' -o -name '*.cpp' | xargs clang-format --dry-run -Werror
+
+format: $(STAMPS)/tools
+	ruff check --fix --quiet python tests
+	ruff format python tests
+	find csrc tests -name '*.hpp' -o -name '*.cpp' | xargs clang-format -i
 
 tidy: $(STAMPS)/tools
 	cmake --preset debug -G Ninja
