@@ -184,7 +184,7 @@ py::dict to_python(const Stats& stats) {
   KVPUSH_FIELD(pushes_sent);
   KVPUSH_FIELD(receives_done);
   KVPUSH_FIELD(sessions_opened);
-  KVPUSH_FIELD(sessions_lost);
+  KVPUSH_FIELD(sessions_ended);
   KVPUSH_FIELD(pack_us);
   KVPUSH_FIELD(unpack_us);
   KVPUSH_FIELD(post_us);
@@ -224,7 +224,8 @@ which they are ready; None on host memory. Errors: InvalidArgument (id out of ra
           [](Push& self) { return check(unlocked([&] { return self.engine->retract(self.handle); })); },
           R"(Takes back what is not packed yet, before its blocks are overwritten.
 
-Waits for running packs only. Returns, per group, the position at which the next advance() goes on.)")
+Waits for running packs only. Returns, per group, the position at which the next advance() goes on. A push
+that was finished is open again: there is more to come.)")
       .def(
           "finish",
           [](Push& self) {
@@ -315,6 +316,15 @@ Errors: HandshakeError names the field that does not fit, and both values.)")
 
 Errors: HandshakeError (not this engine's offer, too late, or P cannot be reached).)")
       .def(
+          "withdraw",
+          [](Engine& self, const py::bytes& offer) {
+            Bytes bytes = bytes_from(offer);
+            check(unlocked([&] { return self.withdraw(std::move(bytes)); }));
+          },
+          py::arg("offer"), R"(D: takes back an offer that nobody will answer; its landing is free at once.
+
+Does nothing once the offer was established or has expired. Errors: HandshakeError (another engine's offer).)")
+      .def(
           "disconnect",
           [](Engine& self, const std::string& peer) {
             const SessionId session = session_from(peer);
@@ -340,7 +350,9 @@ Errors: DuplicateKey, QueueFull, InvalidArgument, ClosedError.)")
             return std::make_unique<Claim>(self, session, transfer, key);
           },
           py::arg("peer"), py::arg("key"), py::keep_alive<0, 1>(),
-          "D: tells P, early, that this key will be wanted.")
+          R"(D: tells P, early, that this key will be wanted.
+
+A claim has no event of its own: one that P or a lost session ended shows when it is received.)")
       .def(
           "receive",
           [](const EnginePtr& self, const std::string& peer, const std::string& key, const py::bytes& digest,
@@ -353,8 +365,8 @@ Errors: DuplicateKey, QueueFull, InvalidArgument, ClosedError.)")
           R"(D: wants this key's KV in these blocks.
 
 blocks[g][i] is where position first[g] + i of group g goes; -1 is not wanted. Until the event the blocks are
-the engine's. Errors: InvalidArgument (id out of range, given twice, or in another open receive), QueueFull.
-A peer that is lost shows as a 'failed' event.)")
+the engine's. Errors: InvalidArgument (id out of range, given twice, or in another open receive), QueueFull,
+PeerLost (the session has ended); one that ends later shows as a 'failed' event.)")
       .def(
           "evict",
           [](Engine& self, std::uint32_t count) { check(unlocked([&] { return self.evict(count); })); },
@@ -373,7 +385,7 @@ For an engine that is short of blocks. Does not wait; each ends with status 'evi
 One thread polls. After close() what is left is returned, then ClosedError is raised.)")
       .def(
           "stats", [](Engine& self) { return to_python(check(unlocked([&] { return self.stats(); }))); },
-          "Counters since the start and gauges of now, as a plain dict (docs/metrics in README).")
+          "Counters since the start and gauges of now, as a plain dict (docs/metrics.md).")
       .def(
           "close", [](Engine& self) { unlocked([&] { self.close(); }); },
           "Fails what is open, says BYE, ends the thread. Bounded by close_timeout_s. Idempotent.")

@@ -5,7 +5,8 @@ namespace kvpush {
 std::size_t packed_bytes(const Cache& cache, const Box& box) {
   const Group& group = cache.groups[box.group];
   std::size_t per_position = 0;
-  for (std::uint32_t p = box.plane_begin; p < box.plane_end; ++p) per_position += group.planes[p].unit_bytes();
+  for (std::uint32_t p = box.plane_begin; p < box.plane_end; ++p)
+    per_position += group.planes[p].unit_bytes();
   return per_position * box.num_positions();
 }
 

@@ -21,9 +21,7 @@ struct Box {
 
   [[nodiscard]] std::uint32_t num_planes() const { return plane_end - plane_begin; }
   [[nodiscard]] std::uint32_t num_positions() const { return pos_end - pos_begin; }
-  [[nodiscard]] std::uint64_t num_units() const {
-    return std::uint64_t{num_planes()} * num_positions();
-  }
+  [[nodiscard]] std::uint64_t num_units() const { return std::uint64_t{num_planes()} * num_positions(); }
   auto operator<=>(const Box&) const = default;
 };
 

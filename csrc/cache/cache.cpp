@@ -59,7 +59,8 @@ Status validate_plane(const Plane& plane, const std::string& where) {
                                                                    {"num_tokens", plane.num_tokens},
                                                                    {"content_bytes", plane.content_bytes}}};
   for (const auto& [name, size] : sizes) {
-    if (size < 1) return invalid(where, std::string(name) + " is " + std::to_string(size) + ", at least 1 is needed");
+    if (size < 1)
+      return invalid(where, std::string(name) + " is " + std::to_string(size) + ", at least 1 is needed");
   }
   if (plane.num_blocks > std::numeric_limits<std::int32_t>::max()) {
     return invalid(where, "num_blocks is " + std::to_string(plane.num_blocks) + ", block ids are 32-bit");
@@ -121,8 +122,9 @@ Status Cache::validate() const {
       const std::string label = plane_label(g, p, plane.name);
       KVPUSH_TRY(validate_plane(plane, label));
       if (plane.num_blocks != group.num_blocks()) {
-        return invalid(label, "num_blocks is " + std::to_string(plane.num_blocks) + ", plane 0 of its group has " +
-                                  std::to_string(group.num_blocks()) + "; they share one block table");
+        return invalid(label, "num_blocks is " + std::to_string(plane.num_blocks) +
+                                  ", plane 0 of its group has " + std::to_string(group.num_blocks()) +
+                                  "; they share one block table");
       }
     }
   }

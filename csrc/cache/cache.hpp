@@ -24,8 +24,8 @@ struct Plane {
   std::int64_t block_stride_bytes = 0;
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
-  std::string name;            ///< global layer name; part of what two engines compare
-  std::int64_t head_begin = 0; ///< global index of its first KV head
+  std::string name;             ///< global layer name; part of what two engines compare
+  std::int64_t head_begin = 0;  ///< global index of its first KV head
 
   /// Bytes of this plane at one position: H * N * C.
   [[nodiscard]] std::size_t unit_bytes() const {

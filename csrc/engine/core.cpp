@@ -121,7 +121,9 @@ void Core::on_notice(const SessionId& id, ByteView notice) {
   }
   moved_at_ = session.active_at = now_;
   ++stats_.boxes_received;
+  const std::size_t before = actions_.unpacks.size();
   receiver_.on_box(id, *taken.value(), now_, actions_);
+  if (actions_.unpacks.size() == before) ++stats_.boxes_discarded;
 }
 
 void Core::on_completed(TicketId ticket, Fate fate) {
@@ -367,7 +369,10 @@ void Core::keep_time() {
         lost.emplace_back(id, "the hand-shake was not completed in time");
       continue;
     }
-    if (session.link.ping_due(now_)) (void)transport_.send(id, session.link.seal(protocol::Ping{}));
+    if (session.link.ping_due(now_) &&
+        transport_.send(id, session.link.seal(protocol::Ping{})) == Sent::kYes) {
+      ++stats_.messages_sent;
+    }
     if (auto why = session.link.check(now_)) lost.emplace_back(id, *std::move(why));
   }
   for (auto& [id, why] : lost) close(id, FailCode::kPeerLost, std::move(why));

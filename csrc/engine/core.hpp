@@ -50,6 +50,9 @@ class Core final : private TransportSink {
   Result<Bytes> answer(ByteView offer, TimeUs now);
   /// D: a late or foreign answer is a Handshake error.
   Result<SessionId> establish(ByteView answer, TimeUs now);
+  /// D: takes back an offer that nobody will answer: its landing is free at once. Handshake if it is not this
+  /// engine's; an offer that was established or has expired is left as it is.
+  Status withdraw(ByteView offer, TimeUs now);
   /// Says BYE and ends the session; its transfers fail. PeerLost when it is not open.
   Status disconnect(const SessionId& session, TimeUs now);
 

@@ -6,6 +6,12 @@
 #include "engine/core.hpp"
 
 namespace kvpush {
+namespace {
+
+// Peers whose ended sessions are remembered. One that is forgotten frees its landing when this engine dies.
+constexpr std::size_t kMaxQuietPeers = 256;
+
+}  // namespace
 
 // --- set-up
 
@@ -165,6 +171,18 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
   return answer.session;
 }
 
+Status Core::withdraw(ByteView bytes, TimeUs now) {
+  now_ = now;
+  const Result<Offer> offer = decode_offer(bytes);
+  if (!offer.ok()) return offer.status();
+  if (offer.value().engine != incarnation_) return {Code::kHandshake, "the offer is another engine's"};
+  const auto found = sessions_.find(offer.value().session);
+  if (found != sessions_.end() && found->second.state == State::kOffered) {
+    close(found->first, FailCode::kCancelled, "the offer was withdrawn");
+  }
+  return {};
+}
+
 Status Core::disconnect(const SessionId& id, TimeUs now) {
   now_ = now;
   const auto found = sessions_.find(id);
@@ -180,7 +198,7 @@ Status Core::disconnect(const SessionId& id, TimeUs now) {
 void Core::say_bye(const SessionId& id, Session& session) {
   flush();
   const Bytes bye = session.link.seal(protocol::Bye{});
-  if (session.backlog.empty()) (void)transport_.send(id, bye);
+  if (session.backlog.empty() && transport_.send(id, bye) == Sent::kYes) ++stats_.messages_sent;
 }
 
 void Core::shut_down(TimeUs now) {
@@ -225,7 +243,7 @@ void Core::close(const SessionId& id, FailCode code, std::string reason) {
   } else if (was_open) {
     receiver_.close_session(id, code, actions_);
   }
-  if (was_open) ++stats_.sessions_lost;
+  if (was_open) ++stats_.sessions_ended;
 }
 
 void Core::retire() {
@@ -253,6 +271,7 @@ void Core::retire() {
     } else if (session.posts == 0) {
       over = true;
       if (!session.unknown_fate) {
+        if (quiet_.size() > kMaxQuietPeers) quiet_.erase(quiet_.begin());
         auto& quiet = quiet_[session.peer];
         quiet.push_back(it->first);
         if (quiet.size() > kMaxQuietSessions) quiet.pop_front();

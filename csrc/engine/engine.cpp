@@ -10,7 +10,9 @@ namespace {
 
 // How often to look where the transport can only be polled (docs/threading.md).
 constexpr TimeUs kPollOpenUs = 1000;
-constexpr TimeUs kPollIdleUs = 5000;
+constexpr TimeUs kPollIdleUs = 10000;
+// Where goodbyes leave only while somebody polls.
+constexpr TimeUs kLingerUs = 20000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
 
 Status closed_status() {
@@ -88,8 +90,18 @@ Result<Bytes> Engine::answer(Bytes offer) {
 
 Result<SessionId> Engine::establish(Bytes answer) {
   return ask<Result<SessionId>>(
-      [answer = std::move(answer)](Core& core, TimeUs now) { return core.establish(answer, now); },
+      [this, answer = std::move(answer)](Core& core, TimeUs now) {
+        Result<SessionId> session = core.establish(answer, now);
+        const std::lock_guard lock(mutex_);
+        if (session.ok()) registry_.add_session(session.value());
+        return session;
+      },
       closed_status());
+}
+
+Status Engine::withdraw(Bytes offer) {
+  return ask<Status>([offer = std::move(offer)](Core& core, TimeUs now) { return core.withdraw(offer, now); },
+                     closed_status());
 }
 
 Status Engine::disconnect(const SessionId& session) {
@@ -129,7 +141,11 @@ Result<std::vector<std::uint32_t>> Engine::retract(HandleId push) {
       return true;
     });
   }));
-  return reply.get();
+  try {
+    return reply.get();
+  } catch (const std::future_error&) {
+    return closed_status();  // the engine closed at its deadline with the pack still running
+  }
 }
 
 Status Engine::finish(HandleId push) {
@@ -149,11 +165,14 @@ Status Engine::evict(std::uint32_t count) {
 Result<TransferId> Engine::expect(const SessionId& session, const std::string& key) {
   KVPUSH_TRY(check_key(key, nullptr));
   const std::lock_guard lock(mutex_);
+  if (closing_) return closed_status();
+  KVPUSH_TRY(registry_.check_session(session));
   const TransferId transfer = next_transfer_;
+  KVPUSH_TRY(registry_.add_claim(transfer));
+  ++next_transfer_;
   KVPUSH_TRY(submit_locked([session, transfer, key](Core& core, TimeUs now) {
     core.receiver().expect(session, transfer, key, now, core.actions());
   }));
-  ++next_transfer_;
   return transfer;
 }
 
@@ -180,8 +199,15 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
   }
   const std::lock_guard lock(mutex_);
   if (closing_) return closed_status();
+  // A claim that its session outlived still ends with an event; only a new transfer needs an open session.
+  if (claim == 0) KVPUSH_TRY(registry_.check_session(session));
   const HandleId handle = next_handle_;
-  KVPUSH_TRY(registry_.add_receive(handle, destination));
+  // The claim's room becomes the receive's; a refused call leaves the claim open.
+  const bool claimed = registry_.remove_claim(claim);
+  if (Status status = registry_.add_receive(handle, destination); !status.ok()) {
+    if (claimed) (void)registry_.add_claim(claim);
+    return status;
+  }
   ++next_handle_;
   const TransferId transfer = claim != 0 ? claim : next_transfer_++;
   KVPUSH_TRY(submit_locked(
@@ -192,7 +218,9 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
 }
 
 Status Engine::cancel(TransferId transfer) {
-  return submit([transfer](Core& core, TimeUs) { core.receiver().cancel(transfer, core.actions()); });
+  const std::lock_guard lock(mutex_);
+  registry_.remove_claim(transfer);
+  return submit_locked([transfer](Core& core, TimeUs) { core.receiver().cancel(transfer, core.actions()); });
 }
 
 Result<std::vector<protocol::Event>> Engine::poll(TimeUs timeout_us) {
@@ -234,6 +262,7 @@ void Engine::run() {
   std::deque<Command> commands;
   bool stopping = false;
   TimeUs deadline = kNever;
+  TimeUs linger_until = 0;
   while (true) {
     const TimeUs now = monotonic_us();
     {
@@ -242,6 +271,7 @@ void Engine::run() {
       if (closing_ && !stopping) {
         stopping = true;
         deadline = now + config_.close_timeout_us;
+        if (parts_.transport->wait_fd() < 0) linger_until = now + kLingerUs;
       }
     }
     for (Command& command : commands) command(*core_, now);
@@ -250,9 +280,11 @@ void Engine::run() {
     const bool progressed = core_->turn(now);
     std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
     publish();
-    if (stopping && pending_.empty() && (core_->quiet() || now >= deadline)) break;
-    if (!commanded && !progressed) wait(now);
+    const bool done = core_->quiet() && now >= linger_until;
+    if (stopping && pending_.empty() && (done || now >= deadline)) break;
+    if (!commanded && !progressed) wait(now, deadline);
   }
+  pending_.clear();
   const std::lock_guard lock(mutex_);
   if (!core_->quiet()) {
     log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
@@ -263,8 +295,8 @@ void Engine::run() {
   arrived_.notify_all();
 }
 
-void Engine::wait(TimeUs now) {
-  TimeUs timeout = std::clamp(core_->next_deadline() - now, TimeUs{0}, kLongestWaitUs);
+void Engine::wait(TimeUs now, TimeUs deadline) {
+  TimeUs timeout = std::clamp(std::min(core_->next_deadline(), deadline) - now, TimeUs{0}, kLongestWaitUs);
   Transport& transport = *parts_.transport;
   const int fd = transport.wait_fd();
   if (fd < 0) {
@@ -286,6 +318,7 @@ void Engine::publish() {
   const std::lock_guard lock(mutex_);
   for (protocol::Event& event : events) {
     registry_.remove(event.handle);
+    if (event.kind == protocol::Event::Kind::kLost) registry_.remove_session(event.session);
     events_.push_back(std::move(event));
   }
   arrived_.notify_all();

@@ -48,6 +48,7 @@ class Engine {
   Result<Bytes> offer();
   Result<Bytes> answer(Bytes offer);
   Result<SessionId> establish(Bytes answer);
+  Status withdraw(Bytes offer);
   Status disconnect(const SessionId& session);
 
   Result<HandleId> push(const std::string& key, Bytes digest);
@@ -81,7 +82,7 @@ class Engine {
 
   Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, EngineParts parts);
   void run();
-  void wait(TimeUs now);
+  void wait(TimeUs now, TimeUs deadline);
   void publish();
   Status submit(Command command);
   template <typename T>

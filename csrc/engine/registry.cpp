@@ -12,13 +12,24 @@ Registry::Registry(const Cache& cache, std::size_t max_open_transfers)
 Status Registry::check_room() const {
   if (num_open() < max_open_transfers_) return {};
   return {Code::kQueueFull, "max_open_transfers (" + std::to_string(max_open_transfers_) +
-                                ") pushes and receives are open; poll for their events, or raise it"};
+                                ") pushes, claims and receives are open; wait for their events, or raise it"};
+}
+
+Status Registry::add_claim(TransferId transfer) {
+  KVPUSH_TRY(check_room());
+  claims_.insert(transfer);
+  return {};
+}
+
+Status Registry::check_session(const SessionId& session) const {
+  if (sessions_.contains(session)) return {};
+  return {Code::kPeerLost, "no open session " + to_string(session) + "; make a new offer to this peer"};
 }
 
 Status Registry::add_push(HandleId handle, const std::string& key) {
   KVPUSH_TRY(check_room());
   if (!keys_.try_emplace(key, handle).second) {
-    return {Code::kDuplicateKey, "a push of key '" + key + "' is open; its event must be polled first"};
+    return {Code::kDuplicateKey, "a push of key '" + key + "' is open until its event"};
   }
   pushes_.emplace(handle, key);
   return {};

@@ -33,9 +33,13 @@ std::uint64_t sum_words_any(const std::byte* data, std::size_t num_words, std::u
   return sum_words(data, num_words, first_word);
 }
 
-SumWords choose() noexcept { return __builtin_cpu_supports("avx2") ? sum_words_avx2 : sum_words_any; }
+SumWords choose() noexcept {
+  return __builtin_cpu_supports("avx2") ? sum_words_avx2 : sum_words_any;
+}
 #else
-SumWords choose() noexcept { return sum_words_any; }
+SumWords choose() noexcept {
+  return sum_words_any;
+}
 #endif
 
 std::uint64_t sum_bytes(ByteView bytes, std::uint64_t dense_offset) noexcept {

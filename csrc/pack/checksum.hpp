@@ -27,7 +27,9 @@ inline constexpr std::uint32_t kChecksumWeight = 0x9E3779B1U;
 [[nodiscard]] std::uint64_t checksum_part(ByteView bytes, std::uint64_t dense_offset) noexcept;
 
 /// Checksum of a whole dense form.
-[[nodiscard]] inline std::uint64_t checksum(ByteView dense) noexcept { return checksum_part(dense, 0); }
+[[nodiscard]] inline std::uint64_t checksum(ByteView dense) noexcept {
+  return checksum_part(dense, 0);
+}
 
 /// The definition, byte by byte: what checksum() must equal.
 [[nodiscard]] constexpr std::uint64_t checksum_by_definition(ByteView dense) noexcept {

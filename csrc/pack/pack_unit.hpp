@@ -47,11 +47,13 @@ KVPUSH_HD constexpr UnitLayout collapse(UnitLayout layout) {
 /// Offset from the plane's base of byte 0 of (block, head, token).
 KVPUSH_HD constexpr std::int64_t paged_offset(const UnitLayout& layout, std::int64_t block, std::int64_t head,
                                               std::int64_t token) {
-  return block * layout.block_stride_bytes + head * layout.head_stride_bytes + token * layout.token_stride_bytes;
+  return block * layout.block_stride_bytes + head * layout.head_stride_bytes +
+         token * layout.token_stride_bytes;
 }
 
 /// Offset from the unit's start in the dense form of byte 0 of (head, token).
-KVPUSH_HD constexpr std::int64_t dense_offset(const UnitLayout& layout, std::int64_t head, std::int64_t token) {
+KVPUSH_HD constexpr std::int64_t dense_offset(const UnitLayout& layout, std::int64_t head,
+                                              std::int64_t token) {
   return (head * layout.num_tokens + token) * layout.content_bytes;
 }
 

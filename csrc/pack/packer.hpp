@@ -35,9 +35,6 @@ class Packer {
  public:
   virtual ~Packer() = default;
 
-  /// Whether the event that `after` names has completed; 0 names none and is always ready. An
-  /// implementation without events knows only 0.
-  [[nodiscard]] virtual bool ready(std::uint64_t after) = 0;
   /// Starts `job`. Never blocks; its PackDone comes from a later poll(), exactly once.
   virtual void start(PackJob job) = 0;
   /// Appends what has ended since the last call.

@@ -45,7 +45,6 @@ class TransportSink {
 struct Capabilities {
   bool mapped_slots = false;  ///< slot_memory() gives P a direct view of D's slots
   bool can_wait = false;      ///< wait_fd() becomes readable on arrival
-  bool can_revoke = false;    ///< after close_session() the peer can no longer write
   std::size_t max_message_bytes = 0;
 };
 

@@ -73,7 +73,7 @@ class Config:
     handshake_timeout_s : float
         How long an offer stays open.
     close_timeout_s : float
-        How long :meth:`kvpush.Engine.close` waits for open transfers.
+        How long :meth:`kvpush.Engine.close` waits for packs, unpacks and posts that are under way.
     max_quarantined_bytes : int
         Cap of memory that a vanished peer may still write to; above it new sessions are refused.
     pack_threads : int

@@ -68,7 +68,7 @@ class Engine(_core.Engine):
         return self._config
 
     def close(self) -> None:
-        """Fail or finish what is open, say goodbye to every peer, and let go of the arrays.
+        """Fail what is open, say goodbye to every peer, and let go of the arrays.
 
         Waits for ``close_timeout_s`` at most. Closing twice does nothing.
         """

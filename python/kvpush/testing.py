@@ -230,6 +230,11 @@ class FakeEngine:
         self.check("establish")
         return answer.decode().partition(":")[2]
 
+    def withdraw(self, offer: bytes) -> None:
+        """Take back an offer."""
+        self.check("withdraw")
+        self.note("withdraw", offer)
+
     def push(self, key: str, digest: bytes) -> FakePush:
         """Open a push."""
         self.check("push")

@@ -63,16 +63,18 @@ bool expect_equal(const A& a, const B& b, const char* text, const char* file, in
 
 }  // namespace kvpush::check
 
-#define TEST(name)                                                                         \
-  static void test_##name();                                                               \
-  static const ::kvpush::check::Registration registration_##name(#name, &test_##name);     \
+#define TEST(name)                                                                     \
+  static void test_##name();                                                           \
+  static const ::kvpush::check::Registration registration_##name(#name, &test_##name); \
   static void test_##name()
 
 /// Both go on after a failure and are true when the condition held: `if (!CHECK(x.ok())) return;`
 #define CHECK(...) \
   ((__VA_ARGS__) ? true : (::kvpush::check::fail(__FILE__, __LINE__, "CHECK(" #__VA_ARGS__ ")"), false))
-#define CHECK_EQ(a, b) \
-  ::kvpush::check::expect_equal((a), (b), "CHECK_EQ(" #a ", " #b ")", __FILE__, __LINE__)
+#define CHECK_EQ(a, b) ::kvpush::check::expect_equal((a), (b), "CHECK_EQ(" #a ", " #b ")", __FILE__, __LINE__)
 
 /// Ends the test here without judging it.
-#define SKIP(why) throw ::kvpush::check::Skipped { why }
+#define SKIP(why)                  \
+  throw ::kvpush::check::Skipped { \
+    why                            \
+  }

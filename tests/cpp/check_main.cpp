@@ -25,7 +25,9 @@ constexpr unsigned kMaxPrinted = 20;  // per test
 
 }  // namespace
 
-Registration::Registration(const char* name, TestBody body) { tests().push_back({name, body}); }
+Registration::Registration(const char* name, TestBody body) {
+  tests().push_back({name, body});
+}
 
 void fail(const char* file, int line, const std::string& what) {
   if (num_failures.fetch_add(1) >= kMaxPrinted) return;
@@ -84,4 +86,6 @@ int run_all(std::string_view filter) {
 
 }  // namespace kvpush::check
 
-int main(int argc, char** argv) { return kvpush::check::run_all(argc > 1 ? argv[1] : ""); }
+int main(int argc, char** argv) {
+  return kvpush::check::run_all(argc > 1 ? argv[1] : "");
+}

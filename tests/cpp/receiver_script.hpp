@@ -75,8 +75,8 @@ class ReceiverTable {
     if (verb == "box") {
       const auto planes = split(words[3], '-');
       const auto positions = split(words[4], '-');
-      const Box box{number(words[5]), number(planes[0]),    number(planes[1]),   0,
-                    1,                number(positions[0]), number(positions[1])};
+      const Box box{number(words[5]),     number(planes[0]),   number(planes[1]), 0, 1,
+                    number(positions[0]), number(positions[1])};
       receiver_.on_box(id, {transfer, number(words[2]), box, kSum}, now_, out_);
     }
     if (verb == "copied") {

@@ -28,7 +28,9 @@ inline SessionId session(char name) {
   return id;
 }
 
-inline char name_of(const SessionId& id) { return static_cast<char>(id.bytes[0]); }
+inline char name_of(const SessionId& id) {
+  return static_cast<char>(id.bytes[0]);
+}
 
 inline std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -94,12 +96,14 @@ inline std::string text_of(const protocol::Body& body) {
   using namespace protocol;
   const auto arguments = [&]() -> std::string {
     if (const auto* m = std::get_if<Intent>(&body)) return std::to_string(m->transfer);
-    if (const auto* m = std::get_if<Open>(&body)) return std::to_string(m->transfer) + "," + text_of(m->wanted);
+    if (const auto* m = std::get_if<Open>(&body))
+      return std::to_string(m->transfer) + "," + text_of(m->wanted);
     if (const auto* m = std::get_if<Cancel>(&body)) return std::to_string(m->transfer);
     if (const auto* m = std::get_if<Done>(&body)) return std::to_string(m->transfer);
     if (const auto* m = std::get_if<Accept>(&body)) return std::to_string(m->transfer);
     if (const auto* m = std::get_if<End>(&body)) {
-      return std::to_string(m->transfer) + "," + std::to_string(m->num_boxes) + "," + std::to_string(m->num_units);
+      return std::to_string(m->transfer) + "," + std::to_string(m->num_boxes) + "," +
+             std::to_string(m->num_units);
     }
     if (const auto* m = std::get_if<Fail>(&body)) {
       return std::to_string(m->transfer) + "," + std::string(to_string(m->code));
@@ -143,7 +147,8 @@ void run(const char* title, Machine& machine, std::initializer_list<Row> rows) {
   for (const Row& row : rows) {
     const std::string got = machine.do_event(split(row.event, ' '));
     if (got != row.expected) {
-      check::fail(title, index, std::string(row.event) + " -> [" + got + "], expected [" + row.expected + "]");
+      check::fail(title, index,
+                  std::string(row.event) + " -> [" + got + "], expected [" + row.expected + "]");
       return;
     }
     ++index;

@@ -20,7 +20,8 @@ namespace kvpush::script {
 /// unclaimed 10.
 class SenderTable {
  public:
-  explicit SenderTable(std::size_t num_groups = 1) : cache_(make_cache(num_groups)), sender_(cache_, timeouts()) {
+  explicit SenderTable(std::size_t num_groups = 1)
+      : cache_(make_cache(num_groups)), sender_(cache_, timeouts()) {
     for (const char name : {'A', 'B'}) sender_.open_session(session(name), kBoxBytes);
   }
 
@@ -77,7 +78,8 @@ class SenderTable {
     if (verb == "quiet") return sender_.quiescent(handle) ? "yes" : "no";
     if (verb == "resume") {
       std::string at;
-      for (const std::uint32_t pos : sender_.resume(handle)) at += (at.empty() ? "" : "|") + std::to_string(pos);
+      for (const std::uint32_t pos : sender_.resume(handle))
+        at += (at.empty() ? "" : "|") + std::to_string(pos);
       return "at " + at;
     }
     if (verb == "evict") sender_.evict(number(words[1]), now_, out_);
@@ -127,7 +129,8 @@ class SenderTable {
       if (block < 0) return "a hole was taken";
     }
     return std::to_string(task->transfer) + " " + group + std::to_string(box.plane_begin) + "-" +
-           std::to_string(box.plane_end) + " " + std::to_string(box.pos_begin) + "-" + std::to_string(box.pos_end);
+           std::to_string(box.plane_end) + " " + std::to_string(box.pos_begin) + "-" +
+           std::to_string(box.pos_end);
   }
   std::string packed(char from, bool error) {
     const protocol::BoxTask task = running_[from].front();

@@ -20,7 +20,8 @@ Plane dense_plane(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c
 
 Cache good_cache() {
   Cache cache;
-  cache.groups = {{16, {dense_plane(4, 2, 16, 64), dense_plane(4, 2, 16, 32)}}, {32, {dense_plane(9, 1, 1, 8)}}};
+  cache.groups = {{16, {dense_plane(4, 2, 16, 64), dense_plane(4, 2, 16, 32)}},
+                  {32, {dense_plane(9, 1, 1, 8)}}};
   cache.fingerprint = {{"model", "m"}, {"dtype", "float32"}};
   return cache;
 }
@@ -47,13 +48,16 @@ TEST(counts_are_checked) {
   expect_refused([](Cache& c) { c.groups.clear(); }, "1 to 64 groups, not 0");
   expect_refused([](Cache& c) { c.groups.assign(kMaxGroups + 1, c.groups[0]); }, "not 65");
   expect_refused([](Cache& c) { c.groups[1].planes.clear(); }, "group 1: it has no planes");
-  expect_refused([](Cache& c) { c.groups[0].planes.assign(kMaxPlanes, c.groups[0].planes[0]); }, "at most 4096 planes");
+  expect_refused([](Cache& c) { c.groups[0].planes.assign(kMaxPlanes, c.groups[0].planes[0]); },
+                 "at most 4096 planes");
   expect_refused([](Cache& c) { c.groups[0].block_size = 0; }, "group 0: block_size is 0");
-  expect_refused([](Cache& c) { c.groups[0].planes[1].num_blocks = 5; }, "num_blocks is 5, plane 0 of its group has 4");
+  expect_refused([](Cache& c) { c.groups[0].planes[1].num_blocks = 5; },
+                 "num_blocks is 5, plane 0 of its group has 4");
 }
 
 TEST(plane_fields_are_checked) {
-  expect_refused([](Cache& c) { c.groups[0].planes[1].num_heads = 0; }, "group 0, plane 1 (layer): num_heads is 0");
+  expect_refused([](Cache& c) { c.groups[0].planes[1].num_heads = 0; },
+                 "group 0, plane 1 (layer): num_heads is 0");
   expect_refused([](Cache& c) { c.groups[0].planes[0].num_tokens = -1; }, "num_tokens is -1");
   expect_refused([](Cache& c) { c.groups[0].planes[0].content_bytes = 0; }, "content_bytes is 0");
   expect_refused([](Cache& c) { c.groups[0].planes[0].base = nullptr; }, "null");
@@ -64,8 +68,10 @@ TEST(plane_fields_are_checked) {
 TEST(overlapping_strides_are_refused) {
   expect_refused([](Cache& c) { c.groups[0].planes[0].token_stride_bytes = 63; }, "token_stride_bytes is 63");
   expect_refused([](Cache& c) { c.groups[0].planes[0].head_stride_bytes = 0; }, "head_stride_bytes is 0");
-  expect_refused([](Cache& c) { c.groups[0].planes[0].block_stride_bytes = 2047; }, "block_stride_bytes is 2047");
-  expect_refused([](Cache& c) { c.groups[0].planes[0].block_stride_bytes = -2048; }, "block_stride_bytes is -2048");
+  expect_refused([](Cache& c) { c.groups[0].planes[0].block_stride_bytes = 2047; },
+                 "block_stride_bytes is 2047");
+  expect_refused([](Cache& c) { c.groups[0].planes[0].block_stride_bytes = -2048; },
+                 "block_stride_bytes is -2048");
 }
 
 TEST(huge_strides_do_not_wrap) {
@@ -112,8 +118,10 @@ TEST(every_field_of_the_identity_counts) {
   };
   CHECK_EQ(differs([](Cache& c) { c.fingerprint["dtype"] = "bfloat16"; }),
            "fingerprint.dtype: theirs bfloat16, ours float32");
-  CHECK_EQ(differs([](Cache& c) { c.fingerprint.erase("model"); }), "fingerprint.model: theirs (absent), ours m");
-  CHECK_EQ(differs([](Cache& c) { c.fingerprint["zone"] = "z"; }), "fingerprint.zone: theirs z, ours (absent)");
+  CHECK_EQ(differs([](Cache& c) { c.fingerprint.erase("model"); }),
+           "fingerprint.model: theirs (absent), ours m");
+  CHECK_EQ(differs([](Cache& c) { c.fingerprint["zone"] = "z"; }),
+           "fingerprint.zone: theirs z, ours (absent)");
   CHECK_EQ(differs([](Cache& c) { c.groups.pop_back(); }), "group.count: theirs 1, ours 2");
   CHECK_EQ(differs([](Cache& c) { c.groups[0].planes.pop_back(); }), "group[0].num_planes: theirs 1, ours 2");
   CHECK_EQ(differs([](Cache& c) { c.groups[0].block_size = 8; }), "group[0].block_size: theirs 8, ours 16");

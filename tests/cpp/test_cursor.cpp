@@ -85,12 +85,14 @@ TEST(every_wanted_unit_exactly_once) {
     }
     const std::size_t box_bytes = largest + random() % (largest * planes.size() * 12);
     const auto wanted = random_ranges(random);
-    const Walk result = walk(make_group(planes), wanted, box_bytes, random, 1 + static_cast<std::uint32_t>(seed % 30));
+    const Walk result =
+        walk(make_group(planes), wanted, box_bytes, random, 1 + static_cast<std::uint32_t>(seed % 30));
     std::size_t num_wanted = 0;
     bool inside = true;
     for (const auto& range : wanted) {
       for (std::uint32_t pos = range.begin; pos < range.end; ++pos) {
-        for (std::uint32_t p = 0; p < planes.size(); ++p, ++num_wanted) inside &= result.units.contains({p, pos});
+        for (std::uint32_t p = 0; p < planes.size(); ++p, ++num_wanted)
+          inside &= result.units.contains({p, pos});
       }
     }
     if (!CHECK(result.exact && inside) || !CHECK_EQ(result.units.size(), num_wanted)) {

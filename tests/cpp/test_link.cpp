@@ -35,7 +35,9 @@ struct Pair {
   }
 };
 
-BoxNotice box(TransferId id) { return {id, 0, {0, 0, 1, 0, 1, 0, 1}, 0}; }
+BoxNotice box(TransferId id) {
+  return {id, 0, {0, 0, 1, 0, 1, 0, 1}, 0};
+}
 
 /// 1 new, 0 dropped, -1 refused.
 int take_box(Link& link, const Bytes& bytes, TimeUs now = 0) {

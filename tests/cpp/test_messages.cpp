@@ -47,7 +47,9 @@ Bytes resealed(Bytes bytes) {
   return bytes;
 }
 
-void put_u32(Bytes& bytes, std::size_t at, std::uint32_t value) { std::memcpy(bytes.data() + at, &value, 4); }
+void put_u32(Bytes& bytes, std::size_t at, std::uint32_t value) {
+  std::memcpy(bytes.data() + at, &value, 4);
+}
 
 }  // namespace
 
@@ -108,10 +110,10 @@ TEST(huge_counts_are_refused) {
   };
   refused(Intent{1, "abc"}, 8);
   const Open open{1, "abc", Bytes(4), {{{0, 1}}, {{0, 1}}}};
-  refused(open, 8);            // key
-  refused(open, 8 + 7);        // digest
-  refused(open, 8 + 7 + 8);    // groups
-  refused(open, 8 + 7 + 12);   // ranges of group 0
+  refused(open, 8);           // key
+  refused(open, 8 + 7);       // digest
+  refused(open, 8 + 7 + 8);   // groups
+  refused(open, 8 + 7 + 12);  // ranges of group 0
   refused(Credit{{1, 2}}, 0);
   Open long_key = open;
   long_key.key.assign(kMaxKeyBytes + 1, 'x');

@@ -40,9 +40,18 @@ Plane make_plane(const Shape& s, const Nesting& nesting) {
   std::int64_t inner = s.c;
   for (int i = 2; i >= 0; --i) {
     switch (nesting.order[i]) {
-      case 'b': plane.block_stride_bytes = inner + nesting.gap_b; inner = s.b * plane.block_stride_bytes; break;
-      case 'h': plane.head_stride_bytes = inner + nesting.gap_h; inner = s.h * plane.head_stride_bytes; break;
-      default: plane.token_stride_bytes = inner + nesting.gap_n; inner = s.n * plane.token_stride_bytes; break;
+      case 'b':
+        plane.block_stride_bytes = inner + nesting.gap_b;
+        inner = s.b * plane.block_stride_bytes;
+        break;
+      case 'h':
+        plane.head_stride_bytes = inner + nesting.gap_h;
+        inner = s.h * plane.head_stride_bytes;
+        break;
+      default:
+        plane.token_stride_bytes = inner + nesting.gap_n;
+        inner = s.n * plane.token_stride_bytes;
+        break;
     }
   }
   return plane;
@@ -94,12 +103,18 @@ PackJob job_of(PackJob::Kind kind, const Box& box, const std::vector<std::int32_
 }
 
 /// Packs, compares with the oracle, unpacks into a second cache, compares that with the oracle too.
-void check_round_trip(const std::vector<Plane>& planes, const std::vector<std::int32_t>& ids, std::uint64_t seed) {
+void check_round_trip(const std::vector<Plane>& planes, const std::vector<std::int32_t>& ids,
+                      std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const World source(planes, random);
   World target(planes, random);
-  const Box box{0, 0, static_cast<std::uint32_t>(planes.size()), 0, static_cast<std::uint32_t>(planes[0].num_heads),
-                3, 3 + static_cast<std::uint32_t>(ids.size())};
+  const Box box{0,
+                0,
+                static_cast<std::uint32_t>(planes.size()),
+                0,
+                static_cast<std::uint32_t>(planes[0].num_heads),
+                3,
+                3 + static_cast<std::uint32_t>(ids.size())};
   if (!CHECK_EQ(source.cache.validate().message(), "")) return;
   const std::size_t size = packed_bytes(source.cache, box);
 
@@ -175,7 +190,9 @@ TEST(every_small_shape_and_nesting) {
 
 TEST(random_planes_and_block_tables) {
   std::mt19937_64 random(99);
-  const auto below = [&random](std::int64_t limit) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit)); };
+  const auto below = [&random](std::int64_t limit) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
+  };
   for (std::uint64_t round = 0; round < 300; ++round) {
     const std::int64_t num_blocks = 1 + below(40);
     const std::int64_t num_heads = 1 + below(4);
@@ -288,8 +305,6 @@ TEST(inline_packer_is_done_at_the_next_poll) {
   std::mt19937_64 random(2);
   const World world({make_plane({4, 2, 2, 8}, kNestings[0])}, random);
   const std::unique_ptr<Packer> packer = make_cpu_packer(world.cache, 0);
-  CHECK(packer->ready(0));
-  CHECK(!packer->ready(1));
   CHECK_EQ(packer->wait_fd(), -1);
   std::vector<std::byte> dense(64);
   std::vector<PackDone> done;
@@ -308,13 +323,12 @@ TEST(pool_ends_each_job_once_and_wakes_the_poller) {
   for (const unsigned num_threads : {1U, 3U}) {
     constexpr std::size_t kJobs = 200;
     const std::unique_ptr<Packer> packer = make_cpu_packer(world.cache, num_threads);
-    CHECK(packer->ready(0));
-    CHECK(!packer->ready(1));
     const Box box{0, 0, 1, 0, 2, 0, 4};
     const std::size_t size = packed_bytes(world.cache, box);
     std::vector<std::vector<std::byte>> slots(kJobs, std::vector<std::byte>(size));
     for (std::size_t i = 0; i < kJobs; ++i) {
-      PackJob job = job_of(PackJob::Kind::kPack, box, {1, 2, 9, static_cast<std::int32_t>(i % 17)}, slots[i].data());
+      PackJob job =
+          job_of(PackJob::Kind::kPack, box, {1, 2, 9, static_cast<std::int32_t>(i % 17)}, slots[i].data());
       job.ticket = i;
       packer->start(std::move(job));
     }
@@ -328,7 +342,8 @@ TEST(pool_ends_each_job_once_and_wakes_the_poller) {
     }
     pollfd waiter{packer->wait_fd(), POLLIN, 0};
     CHECK_EQ(::poll(&waiter, 1, 0), 0);
-    std::sort(done.begin(), done.end(), [](const PackDone& a, const PackDone& b) { return a.ticket < b.ticket; });
+    std::sort(done.begin(), done.end(),
+              [](const PackDone& a, const PackDone& b) { return a.ticket < b.ticket; });
     for (std::size_t i = 0; i < kJobs; ++i) {
       CHECK_EQ(done[i].ticket, i);
       CHECK_EQ(done[i].status.ok(), i % 17 != 16);

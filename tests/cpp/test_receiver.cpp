@@ -54,24 +54,26 @@ TEST(one_receive) {
 
 TEST(wants) {
   table("holes", {{"A receive 1 7 k 3:2-1--2", "A:OPEN(1,3-5,6-7,9-11)"}});
-  table("groups", {{"A receive 1 7 k 0:2|4:|1:-1", "A:OPEN(1,0-2|.|2-3)"},
-                   {"A box 1 0 0-2 2-3 2", "unpack(1,slot 0)"},
-                   {"A box 1 1 0-1 0-2 0", "unpack(1,slot 1)"},
-                   {"A box 1 2 1-2 0-2 0", "unpack(1,slot 2)"},
-                   {"copied 0", "A:credit(0)"},
-                   {"copied 1", "A:credit(1)"},
-                   {"A end 1 3 6", ""},
-                   {"copied 2", "A:DONE(1) A:credit(2) received(7)"}},
+  table("groups",
+        {{"A receive 1 7 k 0:2|4:|1:-1", "A:OPEN(1,0-2|.|2-3)"},
+         {"A box 1 0 0-2 2-3 2", "unpack(1,slot 0)"},
+         {"A box 1 1 0-1 0-2 0", "unpack(1,slot 1)"},
+         {"A box 1 2 1-2 0-2 0", "unpack(1,slot 2)"},
+         {"copied 0", "A:credit(0)"},
+         {"copied 1", "A:credit(1)"},
+         {"A end 1 3 6", ""},
+         {"copied 2", "A:DONE(1) A:credit(2) received(7)"}},
         3);
-  table("nothing", {{"A receive 1 7 k 0:", "A:INTENT(1) A:CANCEL(1) received(7)"}, {"A fail 1 cancelled", ""}});
-  table("nothing but holes, after an intent", {{"A expect 1 k", "A:INTENT(1)"},
-                                               {"A receive 1 7 k 5:--", "A:CANCEL(1) received(7)"}});
+  table("nothing",
+        {{"A receive 1 7 k 0:", "A:INTENT(1) A:CANCEL(1) received(7)"}, {"A fail 1 cancelled", ""}});
+  table("nothing but holes, after an intent",
+        {{"A expect 1 k", "A:INTENT(1)"}, {"A receive 1 7 k 5:--", "A:CANCEL(1) received(7)"}});
 }
 
 TEST(boxes_that_fail_the_transfer_and_return_their_credit) {
   for (const char* box : {"A box 1 0 0-2 1-3", "A box 1 0 0-2 5-7", "A box 1 0 0-2 9-10", "A box 1 0 0-3 2-3",
-                          "A box 1 0 1-1 2-3", "A box 1 0 0-1 3-3", "A box 1 0 0-1 2-3 1", "A box 1 0 0-1 6-7",
-                          "A box 1 0 0-2 2-5", "A box 1 0 0-1 4000000000-4000000001"}) {
+                          "A box 1 0 1-1 2-3", "A box 1 0 0-1 3-3", "A box 1 0 0-1 2-3 1",
+                          "A box 1 0 0-1 6-7", "A box 1 0 0-2 2-5", "A box 1 0 0-1 4000000000-4000000001"}) {
     table(box, {{"A receive 1 7 k 2:4-1", "A:OPEN(1,2-6,7-8)"},
                 {"A accept 1", ""},
                 {box, "A:CANCEL(1) A:credit(0) failed(7,breach)"},
@@ -96,12 +98,17 @@ TEST(breaches) {
   table("a slot that was not credited", {{"A receive 1 7 k 0:4", "A:OPEN(1,0-4)"},
                                          {"A box 1 0 0-2 0-2", "unpack(1,slot 0)"},
                                          {"A box 1 0 0-2 2-4", "A:breach"}});
-  table("a slot that does not exist", {{"A receive 1 7 k 0:4", "A:OPEN(1,0-4)"}, {"A box 1 3 0-2 0-2", "A:breach"}});
+  table("a slot that does not exist",
+        {{"A receive 1 7 k 0:4", "A:OPEN(1,0-4)"}, {"A box 1 3 0-2 0-2", "A:breach"}});
   table("a box of an id never issued", {{"A box 1 0 0-2 0-2", "A:breach"}});
   table("a box before OPEN", {{"A expect 1 k", "A:INTENT(1)"}, {"A box 1 0 0-2 0-2", "A:breach"}});
-  table("ACCEPT, END, FAIL of ids never issued", {{"A accept 1", "A:breach"}, {"A end 1 0 0", "A:breach"}, {"A fail 1 taken", "A:breach"}});
-  table("ACCEPT and END of an intent", {{"A expect 1 k", "A:INTENT(1)"}, {"A accept 1", "A:breach"}, {"A end 1 0 0", "A:breach"}});
-  table("of another session's transfer", {{"A receive 1 7 k 0:1", "A:OPEN(1,0-1)"}, {"B accept 1", "B:breach"}, {"B box 1 0 0-2 0-1", "B:breach"}});
+  table("ACCEPT, END, FAIL of ids never issued",
+        {{"A accept 1", "A:breach"}, {"A end 1 0 0", "A:breach"}, {"A fail 1 taken", "A:breach"}});
+  table("ACCEPT and END of an intent",
+        {{"A expect 1 k", "A:INTENT(1)"}, {"A accept 1", "A:breach"}, {"A end 1 0 0", "A:breach"}});
+  table("of another session's transfer", {{"A receive 1 7 k 0:1", "A:OPEN(1,0-1)"},
+                                          {"B accept 1", "B:breach"},
+                                          {"B box 1 0 0-2 0-1", "B:breach"}});
 }
 
 TEST(end_totals) {
@@ -119,7 +126,9 @@ TEST(end_totals) {
 }
 
 TEST(p_fails_it) {
-  table("waiting", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"}, {"A fail 1 taken", "failed(7,taken)"}, {"A accept 1", ""}});
+  table(
+      "waiting",
+      {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"}, {"A fail 1 taken", "failed(7,taken)"}, {"A accept 1", ""}});
   table("while unpacking", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"},
                             {"A accept 1", ""},
                             {"A box 1 0 0-2 0-1", "unpack(1,slot 0)"},
@@ -129,16 +138,21 @@ TEST(p_fails_it) {
   for (const char* code : {"aborted", "cancelled"}) {
     const std::string fail = std::string("A fail 1 ") + code;
     const std::string failed = std::string("failed(7,") + code + ")";
-    table("an intent, then the receive", {{"A expect 1 k", "A:INTENT(1)"},
-                                          {fail.c_str(), ""},
-                                          {"A receive 1 7 k 0:2", failed.c_str()}});
-    table("an intent, then the cancel", {{"A expect 1 k", "A:INTENT(1)"}, {fail.c_str(), ""}, {"cancel 1", ""}, {"A fail 1 taken", ""}});
+    table("an intent, then the receive",
+          {{"A expect 1 k", "A:INTENT(1)"}, {fail.c_str(), ""}, {"A receive 1 7 k 0:2", failed.c_str()}});
+    table("an intent, then the cancel",
+          {{"A expect 1 k", "A:INTENT(1)"}, {fail.c_str(), ""}, {"cancel 1", ""}, {"A fail 1 taken", ""}});
   }
 }
 
 TEST(cancel_in_every_state) {
-  table("intent", {{"A expect 1 k", "A:INTENT(1)"}, {"cancel 1", "A:CANCEL(1)"}, {"cancel 1", ""}, {"A fail 1 aborted", ""}});
-  table("waiting", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"}, {"cancel 1", "A:CANCEL(1) failed(7,cancelled)"}, {"cancel 1", ""}});
+  table("intent", {{"A expect 1 k", "A:INTENT(1)"},
+                   {"cancel 1", "A:CANCEL(1)"},
+                   {"cancel 1", ""},
+                   {"A fail 1 aborted", ""}});
+  table("waiting", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"},
+                    {"cancel 1", "A:CANCEL(1) failed(7,cancelled)"},
+                    {"cancel 1", ""}});
   table("accepted", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"},
                      {"A accept 1", ""},
                      {"cancel 1", "A:CANCEL(1) failed(7,cancelled)"},
@@ -182,7 +196,9 @@ TEST(timeouts) {
 }
 
 TEST(a_session_ends_in_every_state) {
-  table("waiting", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"}, {"B receive 2 8 k 0:2", "B:OPEN(2,0-2)"}, {"A lose peer_lost", "failed(7,peer_lost)"}});
+  table("waiting", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"},
+                    {"B receive 2 8 k 0:2", "B:OPEN(2,0-2)"},
+                    {"A lose peer_lost", "failed(7,peer_lost)"}});
   table("while unpacking", {{"A receive 1 7 k 0:2", "A:OPEN(1,0-2)"},
                             {"A box 1 0 0-2 0-2", "unpack(1,slot 0)"},
                             {"A lose peer_lost", ""},
@@ -190,7 +206,8 @@ TEST(a_session_ends_in_every_state) {
   table("intent, then the receive", {{"A expect 1 k", "A:INTENT(1)"},
                                      {"A lose peer_closed", ""},
                                      {"A receive 1 7 k 0:2", "failed(7,peer_closed)"}});
-  table("intent, then the cancel", {{"A expect 1 k", "A:INTENT(1)"}, {"A lose peer_closed", ""}, {"cancel 1", ""}});
+  table("intent, then the cancel",
+        {{"A expect 1 k", "A:INTENT(1)"}, {"A lose peer_closed", ""}, {"cancel 1", ""}});
   table("calls that come late", {{"A lose peer_lost", ""},
                                  {"A receive 1 7 k 0:2", "failed(7,peer_lost)"},
                                  {"A expect 2 k", ""},

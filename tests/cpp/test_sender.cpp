@@ -41,7 +41,8 @@ TEST(one_push_and_one_open) {
                                  {"finish 1", ""},
                                  {"A packed", "post"},
                                  {"A packed", "post A:END(1,2,6) sent(1)"}});
-  table("nothing wanted", {{"A open 1 k .", ""}, {"push 1 k", "A:ACCEPT(1)"}, {"finish 1", "A:END(1,0,0) sent(1)"}});
+  table("nothing wanted",
+        {{"A open 1 k .", ""}, {"push 1 k", "A:ACCEPT(1)"}, {"finish 1", "A:END(1,0,0) sent(1)"}});
   table("only the wanted positions", {{"push 1 k", ""},
                                       {"A open 1 k 1-2,5-7", "A:ACCEPT(1)"},
                                       {"advance 1 1", ""},
@@ -53,16 +54,17 @@ TEST(one_push_and_one_open) {
 }
 
 TEST(groups) {
-  table("each group has its own wants", {{"push 1 k", ""},
-                                         {"A open 1 k 0-1|.|2-4", "A:ACCEPT(1)"},
-                                         {"advance 1 1||2", ""},
-                                         {"A pack", "1 g0 0-2 0-1"},
-                                         {"A pack", "none"},
-                                         {"advance 1 1|3|2", ""},
-                                         {"A pack", "1 g2 0-2 2-4"},
-                                         {"A packed", "post"},
-                                         {"finish 1", ""},
-                                         {"A packed", "post A:END(1,2,6) sent(1)"}},
+  table("each group has its own wants",
+        {{"push 1 k", ""},
+         {"A open 1 k 0-1|.|2-4", "A:ACCEPT(1)"},
+         {"advance 1 1||2", ""},
+         {"A pack", "1 g0 0-2 0-1"},
+         {"A pack", "none"},
+         {"advance 1 1|3|2", ""},
+         {"A pack", "1 g2 0-2 2-4"},
+         {"A packed", "post"},
+         {"finish 1", ""},
+         {"A packed", "post A:END(1,2,6) sent(1)"}},
         3);
   table("a wrong number of groups", {{"A open 1 k 0-1", "A:breach"}}, 2);
 }
@@ -82,9 +84,8 @@ TEST(digests_and_taken) {
                                      {"advance 1 1", ""},
                                      {"A drain", "1 boxes"},
                                      {"finish 1", "A:END(1,1,2) sent(1)"}});
-  table("two opens wait", {{"A open 1 k 0-1", ""},
-                           {"B open 1 k 0-1", ""},
-                           {"push 1 k", "A:ACCEPT(1) B:FAIL(1,taken)"}});
+  table("two opens wait",
+        {{"A open 1 k 0-1", ""}, {"B open 1 k 0-1", ""}, {"push 1 k", "A:ACCEPT(1) B:FAIL(1,taken)"}});
 }
 
 TEST(wanted_positions_that_p_lacks) {
@@ -138,17 +139,17 @@ TEST(cancel_in_every_state) {
                                  {"A cancel 1", ""},
                                  {"push 1 k", "failed(1,cancelled)"},
                                  {"A open 2 k 0-1", "A:FAIL(2,cancelled)"}});
-  table("intent before the push", {{"A intent 1 k", ""}, {"A cancel 1", ""}, {"push 1 k", "failed(1,cancelled)"}});
+  table("intent before the push",
+        {{"A intent 1 k", ""}, {"A cancel 1", ""}, {"push 1 k", "failed(1,cancelled)"}});
   table("a later claim revives the key", {{"A intent 1 k", ""},
                                           {"A cancel 1", ""},
                                           {"B intent 1 k", ""},
                                           {"push 1 k", ""},
                                           {"B open 1 k 0-1", "B:ACCEPT(1)"}});
-  table("the memory of cancelled claims expires", {{"A intent 1 k", ""},
-                                                   {"A cancel 1", ""},
-                                                   {"wait 100", ""},
-                                                   {"push 1 k", ""}});
-  table("intent with a push", {{"push 1 k", ""}, {"A intent 1 k", ""}, {"A cancel 1", "failed(1,cancelled)"}});
+  table("the memory of cancelled claims expires",
+        {{"A intent 1 k", ""}, {"A cancel 1", ""}, {"wait 100", ""}, {"push 1 k", ""}});
+  table("intent with a push",
+        {{"push 1 k", ""}, {"A intent 1 k", ""}, {"A cancel 1", "failed(1,cancelled)"}});
   table("one of two claims", {{"push 1 k", ""},
                               {"A intent 1 k", ""},
                               {"B intent 1 k", ""},
@@ -189,11 +190,13 @@ TEST(breaches) {
   table("DONE before END", {{"push 1 k", ""}, {"A open 1 k 0-1", "A:ACCEPT(1)"}, {"A done 1", "A:breach"}});
   table("DONE before pairing", {{"A open 1 k 0-1", ""}, {"A done 1", "A:breach"}});
   table("DONE of nothing", {{"A intent 3 k", ""}, {"A done 4", "A:breach"}});
-  table("ended ids are dropped", {{"A intent 3 k", ""}, {"A cancel 3", ""}, {"A done 3", ""}, {"A done 2", ""}});
+  table("ended ids are dropped",
+        {{"A intent 3 k", ""}, {"A cancel 3", ""}, {"A done 3", ""}, {"A done 2", ""}});
   table("two INTENTs", {{"A intent 1 k", ""}, {"A intent 1 k", "A:breach"}});
   table("two OPENs", {{"A open 1 k 0-1", ""}, {"A open 1 k 0-1", "A:breach"}});
   table("OPEN of another key", {{"A intent 1 k", ""}, {"A open 1 other 0-1", "A:breach"}});
-  table("an ended id again", {{"A open 2 k 0-1", ""}, {"A cancel 2", ""}, {"A open 2 k 0-1", ""}, {"A open 1 k 0-1", ""}});
+  table("an ended id again",
+        {{"A open 2 k 0-1", ""}, {"A cancel 2", ""}, {"A open 2 k 0-1", ""}, {"A open 1 k 0-1", ""}});
   for (const char* wanted : {"A open 1 k 0-0", "A open 1 k 2-1", "A open 1 k 0-2,1-3", "A open 1 k 0-2,2-3",
                              "A open 1 k 4-5,0-1", "A open 1 k 0-4000000000"}) {
     table("malformed wants", {{wanted, "A:breach"}});
@@ -225,16 +228,17 @@ TEST(retract_and_resume) {
                              {"A pack", "none"},
                              {"advance 1 2", ""},
                              {"A pack", "1 0-2 0-2"}});
-  table("what was packed is never sent to another", {{"push 1 k", ""},
-                                                     {"A open 1 k 0-4", "A:ACCEPT(1)"},
-                                                     {"B intent 1 k", ""},
-                                                     {"advance 1 3", ""},
-                                                     {"A pack", "1 0-2 0-2"},
-                                                     {"A packed", "post"},
-                                                     {"fence 1", ""},
-                                                     {"resume 1", "at 2"},
-                                                     {"A cancel 1", ""},
-                                                     {"B open 1 k 1-4", "B:ACCEPT(1) B:FAIL(1,missing) failed(1,missing)"}});
+  table("what was packed is never sent to another",
+        {{"push 1 k", ""},
+         {"A open 1 k 0-4", "A:ACCEPT(1)"},
+         {"B intent 1 k", ""},
+         {"advance 1 3", ""},
+         {"A pack", "1 0-2 0-2"},
+         {"A packed", "post"},
+         {"fence 1", ""},
+         {"resume 1", "at 2"},
+         {"A cancel 1", ""},
+         {"B open 1 k 1-4", "B:ACCEPT(1) B:FAIL(1,missing) failed(1,missing)"}});
   table("but what comes later is", {{"push 1 k", ""},
                                     {"A open 1 k 0-4", "A:ACCEPT(1)"},
                                     {"B intent 1 k", ""},
@@ -264,15 +268,20 @@ TEST(retract_and_resume) {
                                     {"resume 1", "at 3"},
                                     {"advance 1 3", ""},
                                     {"A pack", "1 0-2 5-6"}});
-  table("each group by itself", {{"push 1 k", ""},
-                                 {"A open 1 k 0-4|0-2", "A:ACCEPT(1)"},
-                                 {"advance 1 3|2", ""},
-                                 {"A pack", "1 g0 0-2 0-2"},
-                                 {"A packed", "post"},
-                                 {"fence 1", ""},
-                                 {"resume 1", "at 2|0"}},
+  table("each group by itself",
+        {{"push 1 k", ""},
+         {"A open 1 k 0-4|0-2", "A:ACCEPT(1)"},
+         {"advance 1 3|2", ""},
+         {"A pack", "1 g0 0-2 0-2"},
+         {"A packed", "post"},
+         {"fence 1", ""},
+         {"resume 1", "at 2|0"}},
         2);
-  table("an ended push", {{"push 1 k", ""}, {"abort 1", "failed(1,aborted)"}, {"fence 1", ""}, {"quiet 1", "yes"}, {"resume 1", "at 0"}});
+  table("an ended push", {{"push 1 k", ""},
+                          {"abort 1", "failed(1,aborted)"},
+                          {"fence 1", ""},
+                          {"quiet 1", "yes"},
+                          {"resume 1", "at 0"}});
 }
 
 TEST(a_stripe_cut_by_retract_is_completed) {

@@ -15,8 +15,13 @@ void table(const char* title, std::initializer_list<script::Row> rows) {
 }  // namespace
 
 TEST(abort_in_every_state) {
-  table("alone", {{"push 1 k", ""}, {"abort 1", "failed(1,aborted)"}, {"abort 1", ""}, {"advance 1 1", ""}, {"finish 1", ""}});
-  table("claimed", {{"push 1 k", ""}, {"A intent 1 k", ""}, {"abort 1", "A:FAIL(1,aborted) failed(1,aborted)"}});
+  table("alone", {{"push 1 k", ""},
+                  {"abort 1", "failed(1,aborted)"},
+                  {"abort 1", ""},
+                  {"advance 1 1", ""},
+                  {"finish 1", ""}});
+  table("claimed",
+        {{"push 1 k", ""}, {"A intent 1 k", ""}, {"abort 1", "A:FAIL(1,aborted) failed(1,aborted)"}});
   table("packs running", {{"push 1 k", ""},
                           {"A open 1 k 0-4", "A:ACCEPT(1)"},
                           {"advance 1 4", ""},
@@ -101,12 +106,13 @@ TEST(timeouts) {
                                            {"A open 1 k 0-1 bad", "A:FAIL(1,digest_mismatch)"},
                                            {"wait 9", ""},
                                            {"wait 1", "failed(1,unclaimed)"}});
-  table("the active claim goes, another waits", {{"push 1 k", ""},
-                                                 {"A open 1 k 0-1", "A:ACCEPT(1)"},
-                                                 {"B intent 1 k", ""},
-                                                 {"finish 1", "A:FAIL(1,missing)"},
-                                                 {"wait 999", ""},
-                                                 {"wait 1", "B:FAIL(1,claim_expired) failed(1,claim_expired)"}});
+  table("the active claim goes, another waits",
+        {{"push 1 k", ""},
+         {"A open 1 k 0-1", "A:ACCEPT(1)"},
+         {"B intent 1 k", ""},
+         {"finish 1", "A:FAIL(1,missing)"},
+         {"wait 999", ""},
+         {"wait 1", "B:FAIL(1,claim_expired) failed(1,claim_expired)"}});
 }
 
 TEST(eviction) {
@@ -153,26 +159,35 @@ TEST(a_session_ends_in_every_state) {
                         {"A lose peer_lost", ""},
                         {"wait 9", ""},
                         {"wait 1", "failed(1,unclaimed)"}});
-  table("waiting, no push", {{"A open 1 k 0-2", ""}, {"A lose peer_lost", ""}, {"push 1 k", ""}, {"B open 1 k 0-2", "B:ACCEPT(1)"}});
+  table("waiting, no push", {{"A open 1 k 0-2", ""},
+                             {"A lose peer_lost", ""},
+                             {"push 1 k", ""},
+                             {"B open 1 k 0-2", "B:ACCEPT(1)"}});
   table("after END", {{"push 1 k", ""},
                       {"A open 1 k .", "A:ACCEPT(1)"},
                       {"finish 1", "A:END(1,0,0) sent(1)"},
                       {"A lose peer_lost", ""},
                       {"push 2 k", ""}});
   SenderTable machine;
-  script::run("nothing is left", machine, {{"A intent 1 a", ""},
-                                           {"A open 2 b 0-1", ""},
-                                           {"push 1 c", ""},
-                                           {"A open 3 c .", "A:ACCEPT(3)"},
-                                           {"finish 1", "A:END(3,0,0) sent(1)"},
-                                           {"A lose engine_closed", ""}});
+  script::run("nothing is left", machine,
+              {{"A intent 1 a", ""},
+               {"A open 2 b 0-1", ""},
+               {"push 1 c", ""},
+               {"A open 3 c .", "A:ACCEPT(3)"},
+               {"finish 1", "A:END(3,0,0) sent(1)"},
+               {"A lose engine_closed", ""}});
   CHECK_EQ(machine.sender().num_claims(), 0U);
   CHECK_EQ(machine.sender().num_pushes(), 0U);
   CHECK_EQ(machine.sender().next_deadline(), kNever);
 }
 
 TEST(a_new_session_of_a_peer_starts_anew) {
-  table("ids", {{"A intent 5 k", ""}, {"A lose peer_lost", ""}, {"A join", ""}, {"A intent 2 k", ""}, {"push 1 k", ""}, {"A open 2 k 0-1", "A:ACCEPT(2)"}});
+  table("ids", {{"A intent 5 k", ""},
+                {"A lose peer_lost", ""},
+                {"A join", ""},
+                {"A intent 2 k", ""},
+                {"push 1 k", ""},
+                {"A open 2 k 0-1", "A:ACCEPT(2)"}});
 }
 
 TEST(transfers_take_turns) {

@@ -210,10 +210,27 @@ def test_other_bad_arguments():
         assert wait_for(t.d, first.handle).kind == "received"
 
 
-def test_an_unknown_peer_shows_as_a_failed_event():
+def test_a_peer_that_is_gone_is_refused_at_the_call():
     with pair("shm") as t:
-        recv = t.d.receive("0" * 32, "k", digest=DIGEST, blocks=[[3]])
-        assert wait_for(t.d, recv.handle).status == "peer_lost"
+        for peer in ("0" * 32, t.peer):
+            if peer == t.peer:
+                t.p.disconnect(peer)
+                wait(t.d, 1, kinds=("lost",))
+            with pytest.raises(kvpush.PeerLost, match=peer):
+                t.d.receive(peer, "k", digest=DIGEST, blocks=[[3]])
+            with pytest.raises(kvpush.PeerLost):
+                t.d.expect(peer, "k")
+        with pytest.raises(kvpush.PeerLost):
+            t.p.expect(t.peer, "k")  # P cannot receive over it
+
+
+def test_a_claim_outlives_its_session_only_to_fail():
+    with pair("shm") as t:
+        claim = t.d.expect(t.peer, "k")
+        t.p.disconnect(t.peer)
+        wait(t.d, 1, kinds=("lost",))
+        recv = claim.receive(digest=DIGEST, blocks=[[3]])
+        assert wait_for(t.d, recv.handle).status == "peer_closed"
 
 
 def test_queue_full_is_a_blocking_io_error():
@@ -226,6 +243,22 @@ def test_queue_full_is_a_blocking_io_error():
         wait_for(t.p, first.handle)
         t.p.push("c", digest=DIGEST)
         assert second.key == "b"
+
+
+def test_a_withdrawn_offer_gives_its_landing_back():
+    with pair("shm", config={"slot_bytes": 1 << 20, "num_slots": 8, "landing_bytes": 16 << 20}) as t:
+        offer = t.d.offer()
+        with pytest.raises(kvpush.Exhausted, match="landing_bytes"):
+            # The established session is idle, but so small a budget needs it and the offer gone.
+            t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]]).cancel()
+            keep = t.d.receive(t.peer, "k2", digest=DIGEST, blocks=[[2]])
+            t.d.offer()
+        assert keep.key == "k2"
+        t.d.withdraw(offer)
+        again = t.d.offer()
+        t.p.answer(again)
+        with pytest.raises(kvpush.HandshakeError, match="another engine"):
+            t.p.withdraw(again)
 
 
 def test_disconnect_fails_transfers_then_says_lost():

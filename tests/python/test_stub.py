@@ -43,7 +43,7 @@ def test_class_members():
 def test_every_class_and_method_has_a_docstring():
     bare = []
     for name in declared()[1]:
-        cls = getattr(_core, name)
+        cls = getattr(kvpush, name)
         methods = [
             f"{name}.{m}"
             for m in public(vars(cls))

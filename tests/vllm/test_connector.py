@@ -3,6 +3,7 @@
 import copy
 import pickle
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from harness import BLOCK, Blocks, Instance, Pair, Request
 from kvpush.errors import ClosedError, PeerLost, QueueFull
 from kvpush.testing import FakeNetwork
 from kvpush.vllm import layout
+from kvpush.vllm.scheduler import MAX_WAITS
+from kvpush.vllm.side_channel import ask
 
 
 def free_port() -> int:
@@ -210,7 +213,16 @@ def test_abort_of_decode_in_each_phase(pair: Pair, phase: str) -> None:
     assert len(pair.d.worker._loads) == 0
 
 
-def test_an_abort_during_the_hand_shake_still_frees_prefill(pair: Pair) -> None:
+def test_an_abort_during_the_hand_shake_still_frees_prefill(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted = threading.Event()
+
+    def ask_after_the_abort(*args: Any) -> Any:
+        aborted.wait()
+        return ask(*args)
+
+    monkeypatch.setattr("kvpush.vllm.handshake.ask", ask_after_the_abort)
     prompt = tokens(8)
     p = pair.p_request(prompt, "k", ([1, 2],))
     pair.p.step({p: 8})
@@ -219,9 +231,9 @@ def test_an_abort_during_the_hand_shake_still_frees_prefill(pair: Pair) -> None:
     pair.load(d)
     pair.d.step()
     pair.d.abort(d)
-    pair.d.step_until(
-        lambda: bool(pair.d.engine.called("cancel_claim") or pair.d.engine.called("cancel_receive"))
-    )
+    pair.d.step()
+    aborted.set()
+    pair.d.step_until(lambda: bool(pair.d.engine.called("cancel_claim")))
     pair.p.step()
     assert pair.p.sent == [p.request_id]
     assert pair.d.received == [d.request_id]
@@ -376,16 +388,33 @@ def test_a_second_push_of_a_key_is_skipped(pair: Pair) -> None:
     assert pair.p.scheduler.stats.data["skipped"] == {"duplicate_key": 1}
 
 
-def test_memory_pressure_waits_for_packs_and_evicts(pair: Pair) -> None:
+def test_memory_pressure_waits_a_little_and_takes_no_push_from_d(pair: Pair) -> None:
     assert not pair.p.scheduler.has_pending_block_frees()
     p = pair.p_request(tokens(8), "k", ([1, 2],))
     pair.p.step({p: 8})
     pair.p.finish(p)
-    assert pair.p.scheduler.has_pending_block_frees()
+    waits = 0
+    while pair.p.scheduler.has_pending_block_frees():
+        waits += 1
+        pair.p.step()
+    assert waits == MAX_WAITS
+    assert pair.p.engine.called("evict") == []
+    assert pair.p.sent == []
+
+
+def test_a_stalled_engine_gives_up_the_oldest_unopened_push(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks held for a D that waits for us must not stop everything for ever."""
+    monkeypatch.setattr("kvpush.vllm.scheduler.STALL_SECONDS", 0.0)
+    p = pair.p_request(tokens(8), "k", ([1, 2],))
+    pair.p.step({p: 8})
+    pair.p.finish(p)
     pair.p.step()
-    assert pair.p.engine.called("evict") == [(1,)]
+    assert pair.p.engine.called("evict") == []  # nobody waits for blocks
+    pair.p_request(tokens(8), "waits", ([3, 4],))
+    for _ in range(3):
+        pair.p.step()
+    assert (1,) in pair.p.engine.called("evict")
     assert pair.p.sent == [p.request_id]
-    assert not pair.p.scheduler.has_pending_block_frees()
 
 
 # ---- bad input ----------------------------------------------------------------------------------

@@ -103,5 +103,10 @@ class Handshakes:
         host = remote.host if workers[0].host in ("*", "0.0.0.0", "::") else workers[0].host
         if self._closing.is_set():
             raise SideChannelError("this engine is shutting down")
-        reply = question(host, workers[0].port, "offer", self._engine.offer(), ASK_SECONDS)
-        return str(self._engine.establish(reply.body))
+        offer = self._engine.offer()
+        try:
+            reply = question(host, workers[0].port, "offer", offer, ASK_SECONDS)
+            return str(self._engine.establish(reply.body))
+        except Exception:
+            self._engine.withdraw(offer)
+            raise

@@ -271,11 +271,10 @@ class PushScheduler:
             logger.warning("kvpush: out of blocks; giving up the oldest finished push that nobody has opened")
 
     def has_pending_block_frees(self) -> bool:
-        """Whether running pushes will free blocks soon; also asks that an unclaimed one be given up."""
+        """Whether pushes may free blocks soon: vLLM then waits a little instead of preempting."""
         if not self._delayed or self._waits >= MAX_WAITS:
             return False
         self._waits += 1
-        self._meta.evict = 1
         return True
 
     # ---- requests go ---------------------------------------------------------------------------
