@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvpush.cli import _host, _selftest
 from kvpush.cli import doctor as doctor_module
 from kvpush.cli.main import app
+from kvpush.doctor import host, selftest
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
@@ -134,21 +134,21 @@ def test_doctor_says_that_the_native_module_is_broken(monkeypatch: pytest.Monkey
 
 
 def test_self_test_of_an_unknown_transport_is_a_result_and_no_exception() -> None:
-    result = _selftest.run("no-such-transport")
+    result = selftest.run("no-such-transport")
     assert not result.ok
     assert result.error
 
 
 def test_compare_finds_each_kind_of_damage() -> None:
-    size = _selftest._unit_bytes()
-    source, before = bytes(_selftest._random_array(1)), bytes(_selftest._random_array(2))
+    size = selftest._unit_bytes()
+    source, before = bytes(selftest._random_array(1)), bytes(selftest._random_array(2))
     good = bytearray(before)
     good[5 * size : 6 * size] = source[3 * size : 4 * size]
-    assert _selftest._compare(source, before, bytes(good), [3], [5]) == ""
+    assert selftest._compare(source, before, bytes(good), [3], [5]) == ""
     for offset in (5 * size, 6 * size - 1, 6 * size, 5 * size - 1):
         bad = bytearray(good)
         bad[offset] ^= 1
-        assert f"block {offset // size} " in _selftest._compare(source, before, bytes(bad), [3], [5])
+        assert f"block {offset // size} " in selftest._compare(source, before, bytes(bad), [3], [5])
 
 
 def test_a_working_transport_passes() -> None:
@@ -160,7 +160,7 @@ def test_a_working_transport_passes() -> None:
     shm = next(transport for transport in report["transports"] if transport["name"] == "shm")
     assert shm["ok"], shm["detail"]
     assert shm["gb_per_s"] > 0
-    assert 0 < shm["network_ops_per_round"] < _selftest.NUM_BLOCKS // 2
+    assert 0 < shm["network_ops_per_round"] < selftest.NUM_BLOCKS // 2
     assert result.exit_code == 0
 
 
@@ -173,9 +173,9 @@ def test_nics_are_read_from_sysfs(tmp_path: Path) -> None:
     (tmp_path / "net" / "eth0" / "device").mkdir(parents=True)
     (tmp_path / "net" / "eth0" / "operstate").write_text("up\n")
     (tmp_path / "net" / "eth0" / "speed").write_text("-1\n")
-    assert _host.nics(tmp_path) == [
-        _host.Nic("mlx5_0:1", "rdma", "ACTIVE", "400 Gb/sec (4X NDR)"),
-        _host.Nic("eth0", "net", "up", ""),
+    assert host.nics(tmp_path) == [
+        host.Nic("mlx5_0:1", "rdma", "ACTIVE", "400 Gb/sec (4X NDR)"),
+        host.Nic("eth0", "net", "up", ""),
     ]
 
 
@@ -184,9 +184,9 @@ def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 580.1'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert _host.gpus() == [_host.Gpu("NVIDIA H200", "143771 MiB", "580.1")]
+    assert host.gpus() == [host.Gpu("NVIDIA H200", "143771 MiB", "580.1")]
     tool.write_text("#!/bin/sh\necho 'no devices' >&2; exit 9\n")
-    assert _host.gpus() == []
+    assert host.gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -194,18 +194,18 @@ def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [("0.32.0", True), ("0.33.1+cpu", True), ("0.31.2", False), ("1.0", False), ("x", False)],
 )
 def test_supported_vllm_versions(version: str, good: bool) -> None:
-    assert _host.vllm_supported(version) is good
+    assert host.vllm_supported(version) is good
 
 
 @pytest.mark.vllm
 def test_supported_vllm_versions_are_the_connectors() -> None:
     pytest.importorskip("vllm")
-    assert pytest.importorskip("kvpush.vllm").SUPPORTED == _host.VLLM_SUPPORTED
+    assert pytest.importorskip("kvpush.vllm").SUPPORTED == host.VLLM_SUPPORTED
 
 
 def test_vllm_plugins_variable_that_leaves_kvpush_out_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other")
-    assert "kv_connector_module_path" in _host._vllm_problem("0.32.0", True, True)
+    assert "kv_connector_module_path" in host._vllm_problem("0.32.0", True, True)
     monkeypatch.setenv("VLLM_PLUGINS", "other,kvpush")
-    monkeypatch.setattr(_host, "version_of", lambda *names: None)
-    assert _host._vllm_problem("0.32.0", True, True) == ""
+    monkeypatch.setattr(host, "version_of", lambda *names: None)
+    assert host._vllm_problem("0.32.0", True, True) == ""

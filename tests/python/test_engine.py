@@ -230,7 +230,8 @@ def test_a_claim_outlives_its_session_only_to_fail():
         t.p.disconnect(t.peer)
         wait(t.d, 1, kinds=("lost",))
         recv = claim.receive(digest=DIGEST, blocks=[[3]])
-        assert wait_for(t.d, recv.handle).status == "peer_closed"
+        # peer_lost: the goodbye overtook the claim on its way to the progress thread.
+        assert wait_for(t.d, recv.handle).status in ("peer_closed", "peer_lost")
 
 
 def test_queue_full_is_a_blocking_io_error():
@@ -248,12 +249,10 @@ def test_queue_full_is_a_blocking_io_error():
 def test_a_withdrawn_offer_gives_its_landing_back():
     with pair("shm", config={"slot_bytes": 1 << 20, "num_slots": 8, "landing_bytes": 16 << 20}) as t:
         offer = t.d.offer()
-        with pytest.raises(kvpush.Exhausted, match="landing_bytes"):
-            # The established session is idle, but so small a budget needs it and the offer gone.
-            t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]]).cancel()
-            keep = t.d.receive(t.peer, "k2", digest=DIGEST, blocks=[[2]])
+        busy = t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]])
+        with pytest.raises(MemoryError, match="landing_bytes"):
             t.d.offer()
-        assert keep.key == "k2"
+        assert busy.key == "k"
         t.d.withdraw(offer)
         again = t.d.offer()
         t.p.answer(again)

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvpush.cli._router_app import Router, build_app
-from kvpush.cli._router_config import RouterLimits, parse_decode, parse_prefill
+from kvpush.router.app import Router, build_app
+from kvpush.router.config import RouterLimits, parse_decode, parse_prefill
 
 DEADLINE_S = 30.0
 

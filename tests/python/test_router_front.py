@@ -10,8 +10,8 @@ import httpx
 import pytest
 from test_router_fakes import DEADLINE_S, Call, Fake, Held, cluster, serve
 
-from kvpush.cli._router_config import KvIdentity, RouterLimits, parse_decode, parse_prefill
-from kvpush.cli._servers import Servers, free_ports
+from kvpush.demo.servers import Servers, free_ports
+from kvpush.router.config import KvIdentity, RouterLimits, parse_decode, parse_prefill
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,7 +42,7 @@ def test_a_backend_that_dies_is_replaced_at_once_and_taken_back_when_it_returns(
     with serve(spare.app()) as port:
         spare.port = port
         with cluster(1, 1, limits=limits) as made:
-            from kvpush.cli._router_app import Router, build_app
+            from kvpush.router.app import Router, build_app
 
             dying = Fake("dying")
             stop = serve(dying.app())
@@ -68,7 +68,7 @@ def test_a_backend_comes_back_after_a_restart() -> None:
     with serve(fake.app()) as port:
         fake.port = port
         with cluster(1, 1) as made:
-            from kvpush.cli._router_app import Router, build_app
+            from kvpush.router.app import Router, build_app
 
             limits = RouterLimits(health_interval_s=0.01, health_failures=1)
             down = Fake("late")

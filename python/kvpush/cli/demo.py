@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvpush.cli._demo_run import Progress, Row
+    from kvpush.demo.run import Progress, Row
 
 _NEEDS = {
     "vllm": "pip install 'kvpush[demo]'",
@@ -50,7 +50,7 @@ def demo(
     """
     from rich.console import Console
 
-    from kvpush.cli._servers import Terminated, sigterm_raises
+    from kvpush.demo.servers import Terminated, sigterm_raises
 
     console = Console(stderr=True)
     logs = log_dir or Path(tempfile.mkdtemp(prefix="kvpush-demo-"))
@@ -81,7 +81,7 @@ def device_supported() -> tuple[bool, str]:
 
 
 def _run(model: Path | None, transport: str, logs: Path, console: "Console") -> "list[Row]":
-    from kvpush.cli._demo_run import run
+    from kvpush.demo.run import run
 
     _check_packages()
     _check_transport(transport)
@@ -108,7 +108,7 @@ def _check_transport(transport: str) -> None:
 
 
 def _choose_device(console: "Console") -> None:
-    from kvpush.cli._versions import version_of
+    from kvpush.doctor.versions import version_of
 
     # In a process of its own: a CUDA context in this one would be in the way of the engines.
     code = "import torch; print(torch.cuda.is_available())"
@@ -125,20 +125,20 @@ def _choose_device(console: "Console") -> None:
 
 
 def _model_path(model: Path | None, progress: "Progress", logs: Path) -> Path:
-    from kvpush.cli import _smollm2
+    from kvpush.demo import smollm2
 
     if model is not None:
         if not (model / "config.json").is_file():
             raise _DemoError(f"--model {model}: not a checkpoint directory (no config.json in it)")
         return model
-    target = _smollm2.default_cache_dir()
-    if not _smollm2.is_prepared(target):
-        _smollm2.gguf_path()
+    target = smollm2.default_cache_dir()
+    if not smollm2.is_prepared(target):
+        smollm2.gguf_path()
         progress("converting SmolLM2-135M-Instruct, once (about 40 s)")
         # In a process of its own, which gives the memory back before two engines need it.
         log = logs / "convert.log"
         with log.open("wb") as output:
-            argv = [sys.executable, "-m", "kvpush.cli._smollm2", str(target)]
+            argv = [sys.executable, "-m", "kvpush.demo.smollm2", str(target)]
             done = subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
             raise _DemoError(f"the conversion of the model failed:\n{log.read_text()[-2000:]}")
@@ -146,9 +146,9 @@ def _model_path(model: Path | None, progress: "Progress", logs: Path) -> Path:
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
-    from kvpush.cli._demo_client import RequestError
-    from kvpush.cli._servers import ServerError
-    from kvpush.cli._smollm2 import ModelUnavailableError
+    from kvpush.demo.client import RequestError
+    from kvpush.demo.servers import ServerError
+    from kvpush.demo.smollm2 import ModelUnavailableError
 
     return (_DemoError, RequestError, ServerError, ModelUnavailableError, ValueError)
 
@@ -179,7 +179,7 @@ def _plain(text: str) -> str:
 
 
 def _report(rows: "list[Row]", good: bool, as_json: bool) -> None:
-    from kvpush.cli._demo_report import print_json, print_table
+    from kvpush.demo.report import print_json, print_table
 
     if as_json:
         print_json(rows, good)

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvpush.cli._host import Gpu, Nic, Vllm
+    from kvpush.doctor.host import Gpu, Nic, Vllm
 
 _SELF_TEST_S = 120.0
 _GET_LIBFABRIC = "apt-get install libfabric1 (1.17 or newer), or your distribution's package"
@@ -72,8 +72,8 @@ def doctor(
 
 def examine(progress: Any = lambda name: None) -> Report:
     """Look at everything and run the self-tests; ``progress`` gets each transport's name first."""
-    from kvpush.cli import _host
-    from kvpush.cli._versions import version_of
+    from kvpush.doctor import host
+    from kvpush.doctor.versions import version_of
 
     known, core_error = _known_transports()
     transports = []
@@ -87,11 +87,11 @@ def examine(progress: Any = lambda name: None) -> Report:
         machine=f"{platform.system()} {platform.release()} {platform.machine()}",
         core_error=core_error,
         transports=transports,
-        gpus=_host.gpus(),
-        nics=_host.nics(),
-        nixl=_host.nixl_version(),
-        libfabric=_host.libfabric_version(),
-        vllm=_host.vllm(),
+        gpus=host.gpus(),
+        nics=host.nics(),
+        nixl=host.nixl_version(),
+        libfabric=host.libfabric_version(),
+        vllm=host.vllm(),
     )
     report.missing = _missing(report)
     return report
@@ -110,7 +110,7 @@ def _known_transports() -> tuple[dict[str, str], str]:
 def _examine_transport(name: str, reason: str) -> TransportReport:
     if reason:
         return TransportReport(name, usable=False, detail=reason, how_to_get=_HOW_TO_GET.get(name, ""))
-    argv = [sys.executable, "-m", "kvpush.cli._selftest", name]
+    argv = [sys.executable, "-m", "kvpush.doctor.selftest", name]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SELF_TEST_S)
     except subprocess.TimeoutExpired:

@@ -18,7 +18,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from kvpush.cli._versions import version_of
+        from kvpush.doctor.versions import version_of
 
         typer.echo(f"kvpush {version_of('kvpush') or 'unknown (not installed as a distribution)'}")
         raise typer.Exit()

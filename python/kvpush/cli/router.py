@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from kvpush.cli._router_config import BackendSpec, RouterLimits
+    from kvpush.router.config import BackendSpec, RouterLimits
 
 INSTALL_COMMAND = "pip install 'kvpush[router]'"
 
@@ -45,7 +45,7 @@ def router(
     The two legs share one X-Request-Id and one transfer_id, new for each attempt. Routes:
     /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
     """
-    from kvpush.cli._router_config import RouterLimits, parse_decode, parse_prefill
+    from kvpush.router.config import RouterLimits, parse_decode, parse_prefill
 
     try:
         prefill_specs = [parse_prefill(text) for text in prefill]
@@ -74,6 +74,6 @@ def _build(
     limits: "RouterLimits",
     trace_file: Path | None,
 ) -> "Starlette":
-    from kvpush.cli._router_app import Router, build_app
+    from kvpush.router.app import Router, build_app
 
     return build_app(Router(prefill, decode, limits, trace_file))

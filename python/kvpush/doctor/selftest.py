@@ -1,7 +1,7 @@
 """A short real transfer over one transport: two engines in this process, bytes compared, GB/s taken.
 
-``kvpush doctor`` runs it as ``python -m kvpush.cli._selftest NAME``, in a process of its own: a broken driver
-or library may hang or crash, and the doctor has to outlive that.
+``kvpush doctor`` runs it as ``python -m kvpush.doctor.selftest NAME``, in a process of its own: a broken
+driver or library may hang or crash, and the doctor has to outlive that.
 """
 
 import ctypes

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvpush.cli._demo_run import Row
+from kvpush.demo.run import Row
 
 
 def print_json(rows: list[Row], good: bool) -> None:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvpush.cli._demo_engines import MODEL_NAME
-from kvpush.cli._demo_prompts import Prompt
+from kvpush.demo.engines import MODEL_NAME
+from kvpush.demo.prompts import Prompt
 
 if TYPE_CHECKING:
     import httpx

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpush.cli._demo_client import Completion, complete_all
-from kvpush.cli._demo_engines import (
+from kvpush.demo.client import Completion, complete_all
+from kvpush.demo.engines import (
     BLOCK_TOKENS,
     DTYPE,
     Deployment,
@@ -15,10 +15,10 @@ from kvpush.cli._demo_engines import (
     start_router,
     transport_in_use,
 )
-from kvpush.cli._demo_expect import DecodeCache, kv_shape
-from kvpush.cli._demo_prompts import STAGES, Prompt
-from kvpush.cli._demo_trace import Line, moved, of_key, read_lines, wait_until
-from kvpush.cli._servers import Servers
+from kvpush.demo.expect import DecodeCache, kv_shape
+from kvpush.demo.prompts import STAGES, Prompt
+from kvpush.demo.servers import Servers
+from kvpush.demo.trace import Line, moved, of_key, read_lines, wait_until
 
 Progress = Callable[[str], None]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from kvpush.cli._router_config import KvIdentity
-from kvpush.cli._router_pool import Backend
+from kvpush.router.config import KvIdentity
+from kvpush.router.pool import Backend
 
 Body = dict[str, Any]
 

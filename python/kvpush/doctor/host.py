@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpush.cli._versions import version_of
+from kvpush.doctor.versions import version_of
 
 VLLM_SUPPORTED = ((0, 32), (0, 33))
 """As in ``kvpush.vllm``, which cannot be imported without importing vLLM."""

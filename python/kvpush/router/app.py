@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from kvpush.cli._router_config import BackendSpec, RouterLimits
-from kvpush.cli._router_exchange import Exchange
-from kvpush.cli._router_legs import error_object
-from kvpush.cli._router_metrics import RouterMetrics, TraceFile
-from kvpush.cli._router_pool import HealthChecker, Pool
+from kvpush.router.config import BackendSpec, RouterLimits
+from kvpush.router.exchange import Exchange
+from kvpush.router.legs import error_object
+from kvpush.router.metrics import RouterMetrics, TraceFile
+from kvpush.router.pool import HealthChecker, Pool
 
 _FORWARDED_HEADERS = ("authorization", "traceparent", "tracestate")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import httpx
 
-from kvpush.cli._router_config import BackendSpec, KvIdentity, RouterLimits
+from kvpush.router.config import BackendSpec, KvIdentity, RouterLimits
 
 logger = logging.getLogger("kvpush.router")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvpush.cli._router_pool import Backend
+from kvpush.router.pool import Backend
 
 
 class RouterMetrics:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpush.cli._host import connector_registered
-from kvpush.cli._servers import Server, Servers, free_ports
+from kvpush.demo.servers import Server, Servers, free_ports
+from kvpush.doctor.host import connector_registered
 
 BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes
 MAX_BATCHED_TOKENS = 256  # small, so that the long prompt is prefilled in several steps

@@ -15,8 +15,8 @@ import httpx
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvpush.cli._router_config import KvIdentity
-from kvpush.cli._router_legs import (
+from kvpush.router.config import KvIdentity
+from kvpush.router.legs import (
     DecodeAnswer,
     LegError,
     decode_body,
@@ -27,11 +27,11 @@ from kvpush.cli._router_legs import (
     prefill_body,
     run_prefill,
 )
-from kvpush.cli._router_metrics import RequestTrace
-from kvpush.cli._router_pool import Backend
+from kvpush.router.metrics import RequestTrace
+from kvpush.router.pool import Backend
 
 if TYPE_CHECKING:
-    from kvpush.cli._router_app import Router
+    from kvpush.router.app import Router
 
 logger = logging.getLogger("kvpush.router")
 

@@ -1,0 +1,1 @@
+"""The doctor: what this machine has, and a short real transfer over each transport."""

@@ -1,0 +1,1 @@
+"""The router: one OpenAI-compatible front that sends both legs of a request at once."""
