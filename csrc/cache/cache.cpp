@@ -33,8 +33,8 @@ Result<std::int64_t> checked_span(const Plane& plane, const std::string& where) 
   std::array<Axis, 3> axes{{{plane.num_blocks, plane.block_stride_bytes, "block"},
                             {plane.num_heads, plane.head_stride_bytes, "head"},
                             {plane.num_tokens, plane.token_stride_bytes, "token"}}};
-  std::stable_sort(axes.begin(), axes.end(),
-                   [](const Axis& a, const Axis& b) { return a.stride_bytes < b.stride_bytes; });
+  std::sort(axes.begin(), axes.end(),
+            [](const Axis& a, const Axis& b) { return a.stride_bytes < b.stride_bytes; });
   std::int64_t span = plane.content_bytes;
   for (const Axis& axis : axes) {
     if (axis.size == 1) continue;
