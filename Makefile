@@ -43,10 +43,7 @@ asan tsan: $(STAMPS)/tools
 	ctest --preset $@ -j $(JOBS)
 
 lint: $(STAMPS)/tools
-	ruff check python tests
-	ruff format --check python tests
-	mypy
-	find csrc tests -name '*.hpp' -o -name '*.cpp' | xargs clang-format --dry-run -Werror
+	pre-commit run --all-files --show-diff-on-failure
 
 format: $(STAMPS)/tools
 	ruff check --fix --quiet python tests
@@ -55,7 +52,7 @@ format: $(STAMPS)/tools
 
 tidy: $(STAMPS)/tools
 	cmake --preset debug -G Ninja
-	find csrc -name '*.cpp' -not -path '*/bindings/*' | xargs -n 1 -P $(JOBS) clang-tidy -p build/debug --quiet
+	pre-commit run --all-files --hook-stage manual clang-tidy
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis $(STAMPS)/installed

@@ -126,6 +126,13 @@ Status Cache::validate() const {
                                   ", plane 0 of its group has " + std::to_string(group.num_blocks()) +
                                   "; they share one block table");
       }
+      // A box covers all heads of its planes, so they must have the same ones.
+      if (plane.num_heads != group.planes.front().num_heads) {
+        return invalid(label, "num_heads is " + std::to_string(plane.num_heads) +
+                                  ", plane 0 of its group has " +
+                                  std::to_string(group.planes.front().num_heads) +
+                                  "; planes of different head counts belong in different groups");
+      }
     }
   }
   return {};

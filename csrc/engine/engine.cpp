@@ -281,7 +281,7 @@ void Engine::run() {
     std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
     publish();
     const bool done = core_->quiet() && now >= linger_until;
-    if (stopping && pending_.empty() && (done || now >= deadline)) break;
+    if (stopping && ((done && pending_.empty()) || now >= deadline)) break;
     if (!commanded && !progressed) wait(now, deadline);
   }
   pending_.clear();

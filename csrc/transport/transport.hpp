@@ -101,8 +101,8 @@ class Transport {
   [[nodiscard]] virtual bool arm_wait() = 0;
 
   /// Ends a session on this side, also after on_lost. With mapped slots P may call it only once no pack into
-  /// them runs or can start: they stay valid until then. Every outstanding post completes in a later poll() (kUnknown if it
-  /// must). The landing's memory stays mapped until release_landing().
+  /// them runs or can start: they stay valid until then. Every outstanding post completes in a later poll()
+  /// (kUnknown if it must). The landing's memory stays mapped until release_landing().
   virtual void close_session(const SessionId& session) = 0;
   /// D, after close_session(): whether the peer is proven unable to write any more.
   [[nodiscard]] virtual bool landing_quiet(const SessionId& session) = 0;

@@ -56,6 +56,8 @@ TEST(counts_are_checked) {
 }
 
 TEST(plane_fields_are_checked) {
+  expect_refused([](Cache& c) { c.groups[0].planes[1].num_heads = 1; },
+                 "num_heads is 1, plane 0 of its group has 2");
   expect_refused([](Cache& c) { c.groups[0].planes[1].num_heads = 0; },
                  "group 0, plane 1 (layer): num_heads is 0");
   expect_refused([](Cache& c) { c.groups[0].planes[0].num_tokens = -1; }, "num_tokens is -1");

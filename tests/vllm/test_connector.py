@@ -402,7 +402,9 @@ def test_memory_pressure_waits_a_little_and_takes_no_push_from_d(pair: Pair) -> 
     assert pair.p.sent == []
 
 
-def test_a_stalled_engine_gives_up_the_oldest_unopened_push(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_engine_gives_up_the_oldest_unopened_push(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks held for a D that waits for us must not stop everything for ever."""
     monkeypatch.setattr("kvpush.vllm.scheduler.STALL_SECONDS", 0.0)
     p = pair.p_request(tokens(8), "k", ([1, 2],))

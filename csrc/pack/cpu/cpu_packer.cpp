@@ -73,7 +73,6 @@ class PoolPacker final : public Packer {
     if (event_fd_ >= 0) ::close(event_fd_);
   }
 
-
   void start(PackJob job) override {
     {
       const std::lock_guard lock(mutex_);

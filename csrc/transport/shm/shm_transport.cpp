@@ -48,8 +48,7 @@ ShmTransport::~ShmTransport() {
 }
 
 Capabilities ShmTransport::capabilities() const {
-  return {
-      .mapped_slots = true, .can_wait = true, .max_message_bytes = shm::kMaxRecordBytes};
+  return {.mapped_slots = true, .can_wait = true, .max_message_bytes = shm::kMaxRecordBytes};
 }
 
 ShmTransport::SessionPtr ShmTransport::find(const SessionId& session) const {
