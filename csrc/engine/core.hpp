@@ -91,8 +91,13 @@ class Core final : private TransportSink {
     Bytes notice;
   };
   struct Session {
-    Session(Role role_, State state_, const Incarnation& peer_, protocol::Link link_, TimeUs now)
-        : role(role_), state(state_), peer(peer_), link(std::move(link_)), opened_at(now), active_at(now) {}
+    Session(Role our_role, State first_state, const Incarnation& other, protocol::Link its_link, TimeUs now)
+        : role(our_role),
+          state(first_state),
+          peer(other),
+          link(std::move(its_link)),
+          opened_at(now),
+          active_at(now) {}
 
     Role role;
     State state;

@@ -75,7 +75,7 @@ T Engine::ask(std::function<T(Core&, TimeUs)> question, T when_closed) {
   const Status status = submit([promise, question = std::move(question)](Core& core, TimeUs now) {
     promise->set_value(question(core, now));
   });
-  return status.ok() ? reply.get() : when_closed;
+  return status.ok() ? reply.get() : std::move(when_closed);
 }
 
 Result<Bytes> Engine::offer() {
@@ -288,8 +288,8 @@ void Engine::run() {
   const std::lock_guard lock(mutex_);
   if (!core_->quiet()) {
     log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
-    (void)core_.release();
-    (void)parts_.transport.release();
+    [[maybe_unused]] const Core* core = core_.release();
+    [[maybe_unused]] const Transport* transport = parts_.transport.release();
   }
   closed_ = true;
   arrived_.notify_all();

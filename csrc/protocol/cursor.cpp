@@ -38,7 +38,8 @@ Box Cursor::next(std::uint32_t num_ready) {
   if (plane_ == num_planes_) {
     plane_ = 0;
     pos_ = stripe_end_;
-    if (pos_ == wanted_[range_].end && ++range_ < wanted_.size()) pos_ = stripe_end_ = wanted_[range_].begin;
+    if (pos_ == wanted_[range_].end) ++range_;
+    if (!exhausted()) pos_ = stripe_end_ = std::max(pos_, wanted_[range_].begin);
   }
   return box;
 }

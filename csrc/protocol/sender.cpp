@@ -75,6 +75,7 @@ void Sender::abort(HandleId handle, FailCode code, std::string detail, TimeUs no
 
 void Sender::abort_all(FailCode code, const std::string& detail, TimeUs now, Actions& out) {
   std::vector<HandleId> handles;
+  handles.reserve(pushes_.size());
   for (const auto& [handle, push] : pushes_) handles.push_back(handle);
   for (const HandleId handle : handles) end_push(handle, code, detail, now, out);
 }
