@@ -79,7 +79,7 @@ class KVPushConnector(KVConnectorBase_V1, SupportsHMA):
         return KVPushPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
-    def supports_sleep_mode(cls) -> bool:
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
         """Whether registrations can be dropped and redone (vLLM 0.33)."""
         return True
 
@@ -137,11 +137,11 @@ class KVPushConnector(KVConnectorBase_V1, SupportsHMA):
         """See :class:`PushWorker`."""
         self.worker_half.register_kv_caches(kv_caches)
 
-    def unregister_kv_caches(self, *_: Any, **__: Any) -> None:
+    def unregister_kv_caches(self) -> None:
         """Drop the registrations (sleep mode, vLLM 0.33); idempotent."""
         self.worker_half.close_engine("this engine sleeps")
 
-    def restore_kv_caches(self, *_: Any, **__: Any) -> None:
+    def restore_kv_caches(self) -> None:
         """Redo the registrations after a wake-up (vLLM 0.33); idempotent."""
         self.worker_half.reopen_engine()
 
