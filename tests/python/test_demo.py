@@ -271,6 +271,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from kvpush.demo import servers as demo_servers
 import test_demo
 demo_servers._STOP_S = 0.2
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 try:
     with demo_servers.sigterm_raises(), demo_servers.Servers() as servers:
         server = test_demo.start_stubborn(servers, Path({str(tmp_path)!r}))
@@ -284,7 +285,10 @@ except (demo_servers.Terminated, KeyboardInterrupt):
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(number)
-        assert parent.wait(60) == 3
+        try:
+            assert parent.wait(60) == 3
+        finally:
+            parent.kill()
     assert group_is_gone(pid)
 
 
