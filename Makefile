@@ -4,6 +4,8 @@
 #   make lint    format, lint and type checks, as in CI
 #   make format  rewrites what lint would object to
 #   make asan, make tsan    C++ tests under sanitizers
+#   make sim RUNS=N SEED=S   whole engines over a simulated network (docs/simulation.md)
+#   make mutants [SUBSET=5]  small faults that the simulation must find (half an hour for all)
 #   make tidy    clang-tidy (minutes)
 #   make clean   removes what was built; .venv too with `make distclean`
 
@@ -13,6 +15,8 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS ?= $(shell nproc)
 PYTEST_ARGS ?=
+SEED ?= 1
+RUNS ?= 20000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +29,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := $(shell find CMakeLists.txt cmake csrc python pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: demo test ctest lint format tidy asan tsan clean distclean
+.PHONY: demo test ctest lint format tidy asan tsan sim mutants clean distclean
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/installed
@@ -43,6 +47,14 @@ asan tsan: $(STAMPS)/tools
 	cmake --preset $@ -G Ninja
 	cmake --build --preset $@ -j $(JOBS)
 	ctest --preset $@ -j $(JOBS)
+
+sim: $(STAMPS)/tools
+	cmake --preset release -G Ninja
+	cmake --build --preset release -j $(JOBS) --target kvpush_sim
+	build/release/kvpush_sim --exhaustive --seed $(SEED) --runs $(RUNS)
+
+mutants: $(STAMPS)/tools
+	$(BIN)/python tests/sim/mutants.py $(if $(SUBSET),--subset $(SUBSET))
 
 lint: $(STAMPS)/tools
 	pre-commit run --all-files --show-diff-on-failure

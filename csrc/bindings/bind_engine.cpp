@@ -1,5 +1,6 @@
 // Engine, Push, Claim and Receive as Python sees them. Every call releases the GIL.
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@ namespace {
 
 using EnginePtr = std::shared_ptr<Engine>;
 constexpr TimeUs kUsPerSecond = 1'000'000;
+constexpr double kLongestPollSeconds = 86'400;
 
 std::int32_t to_block_id(long long value) {
   if (value < std::numeric_limits<std::int32_t>::min() || value > std::numeric_limits<std::int32_t>::max()) {
@@ -54,6 +56,16 @@ BlockIds blocks_from(const py::iterable& blocks) {
   BlockIds ids;
   for (const py::handle group : blocks) ids.push_back(ids_from(group));
   return ids;
+}
+
+std::string key_from(const py::str& key) {
+  py::ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    raise({Code::kInvalidArgument, "the key holds a lone surrogate; it must be valid Unicode text"});
+  }
+  return {text, static_cast<std::size_t>(size)};
 }
 
 Bytes bytes_from(const py::bytes& bytes) {
@@ -102,14 +114,18 @@ auto unlocked(F&& call) {
   return call();
 }
 
+// A handle holds the Python engine, which holds the arrays. Not by py::keep_alive: in pybind11 3.1.0 that
+// crashes on a call with an argument of a wrong type.
+
 struct Push {
+  py::object owner;
   EnginePtr engine;
   HandleId handle;
   std::string key;
   bool finished = false;
 
-  Push(EnginePtr engine_, HandleId handle_, std::string key_)
-      : engine(std::move(engine_)), handle(handle_), key(std::move(key_)) {}
+  Push(const EnginePtr& engine_, HandleId handle_, std::string key_)
+      : owner(py::cast(engine_)), engine(engine_), handle(handle_), key(std::move(key_)) {}
   Push(const Push&) = delete;
   Push& operator=(const Push&) = delete;
   ~Push() {
@@ -118,27 +134,37 @@ struct Push {
 };
 
 struct Receive {
+  py::object owner;
   EnginePtr engine;
   HandleId handle;
   TransferId transfer;
   std::string key;
 
-  Receive(EnginePtr engine_, HandleId handle_, TransferId transfer_, std::string key_)
-      : engine(std::move(engine_)), handle(handle_), transfer(transfer_), key(std::move(key_)) {}
+  Receive(const EnginePtr& engine_, HandleId handle_, TransferId transfer_, std::string key_)
+      : owner(py::cast(engine_)),
+        engine(engine_),
+        handle(handle_),
+        transfer(transfer_),
+        key(std::move(key_)) {}
   Receive(const Receive&) = delete;
   Receive& operator=(const Receive&) = delete;
   ~Receive() { (void)engine->cancel(transfer); }
 };
 
 struct Claim {
+  py::object owner;
   EnginePtr engine;
   SessionId session;
   TransferId transfer;
   std::string key;
   bool used = false;
 
-  Claim(EnginePtr engine_, const SessionId& session_, TransferId transfer_, std::string key_)
-      : engine(std::move(engine_)), session(session_), transfer(transfer_), key(std::move(key_)) {}
+  Claim(const EnginePtr& engine_, const SessionId& session_, TransferId transfer_, std::string key_)
+      : owner(py::cast(engine_)),
+        engine(engine_),
+        session(session_),
+        transfer(transfer_),
+        key(std::move(key_)) {}
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
   ~Claim() { cancel(); }
@@ -221,7 +247,11 @@ blocks: per group, the block ids of its next positions; -1 is a hole. after: han
 which they are ready; None on host memory. Errors: InvalidArgument (id out of range, wrong number of groups).)")
       .def(
           "retract",
-          [](Push& self) { return check(unlocked([&] { return self.engine->retract(self.handle); })); },
+          [](Push& self) {
+            auto positions = check(unlocked([&] { return self.engine->retract(self.handle); }));
+            self.finished = false;
+            return positions;
+          },
           R"(Takes back what is not packed yet, before its blocks are overwritten.
 
 Waits for running packs only. Returns, per group, the position at which the next advance() goes on. A push
@@ -270,7 +300,7 @@ Dropped early it is cancelled. Thread-safe. After the event every call does noth
             return receive;
           },
           py::arg("digest"), py::arg("blocks"), py::arg("first") = py::none(), py::arg("after") = py::none(),
-          py::keep_alive<0, 1>(), "As Engine.receive(), for the claimed key.")
+          "As Engine.receive(), for the claimed key.")
       .def(
           "cancel", [](Claim& self) { unlocked([&] { self.cancel(); }); },
           "P may drop the push. Does nothing once receive() was called.");
@@ -286,7 +316,12 @@ void bind_engine(py::module_& module) {
              const EngineConfig config = config_from(config_description);
              check(Core::check(*cache, config.core));
              EngineParts parts = parts_from(config_description, *cache);
-             return EnginePtr(check(Engine::create(std::move(cache), config, std::move(parts))));
+             std::unique_ptr<Engine> engine =
+                 check(Engine::create(std::move(cache), config, std::move(parts)));
+             // In a forked child its thread is gone and its sockets are the parent's: it is left alone.
+             return EnginePtr(engine.release(), [](Engine* made) {
+               if (!made->forked()) delete made;
+             });
            }),
            py::arg("cache"), py::arg("config"))
       .def_property_readonly("incarnation", &Engine::incarnation,
@@ -333,35 +368,37 @@ Does nothing once the offer was established or has expired. Errors: HandshakeErr
           py::arg("peer"), "Says BYE; open transfers with this peer fail. Errors: PeerLost.")
       .def(
           "push",
-          [](const EnginePtr& self, const std::string& key, const py::bytes& digest) {
+          [](const EnginePtr& self, const py::str& key, const py::bytes& digest) {
+            const std::string name = key_from(key);
             Bytes bytes = bytes_from(digest);
-            const HandleId handle = check(unlocked([&] { return self->push(key, std::move(bytes)); }));
-            return std::make_unique<Push>(self, handle, key);
+            const HandleId handle = check(unlocked([&] { return self->push(name, std::move(bytes)); }));
+            return std::make_unique<Push>(self, handle, name);
           },
-          py::arg("key"), py::arg("digest"), py::keep_alive<0, 1>(), R"(P: this request is being prefilled.
+          py::arg("key"), py::arg("digest"), R"(P: this request is being prefilled.
 
 key: 1 to 512 bytes, the same as D's. digest: 1 to 64 bytes over all that determines the KV; D's must equal it.
 Errors: DuplicateKey, QueueFull, InvalidArgument, ClosedError.)")
       .def(
           "expect",
-          [](const EnginePtr& self, const std::string& peer, const std::string& key) {
+          [](const EnginePtr& self, const std::string& peer, const py::str& key) {
+            const std::string name = key_from(key);
             const SessionId session = session_from(peer);
-            const TransferId transfer = check(unlocked([&] { return self->expect(session, key); }));
-            return std::make_unique<Claim>(self, session, transfer, key);
+            const TransferId transfer = check(unlocked([&] { return self->expect(session, name); }));
+            return std::make_unique<Claim>(self, session, transfer, name);
           },
-          py::arg("peer"), py::arg("key"), py::keep_alive<0, 1>(),
+          py::arg("peer"), py::arg("key"),
           R"(D: tells P, early, that this key will be wanted.
 
 A claim has no event of its own: one that P or a lost session ended shows when it is received.)")
       .def(
           "receive",
-          [](const EnginePtr& self, const std::string& peer, const std::string& key, const py::bytes& digest,
+          [](const EnginePtr& self, const std::string& peer, const py::str& key, const py::bytes& digest,
              const py::iterable& blocks, const std::optional<std::vector<std::uint32_t>>& first,
              const std::optional<std::uint64_t>& after) {
-            return start_receive(self, session_from(peer), 0, key, digest, blocks, first, after);
+            return start_receive(self, session_from(peer), 0, key_from(key), digest, blocks, first, after);
           },
           py::arg("peer"), py::arg("key"), py::arg("digest"), py::arg("blocks"),
-          py::arg("first") = py::none(), py::arg("after") = py::none(), py::keep_alive<0, 1>(),
+          py::arg("first") = py::none(), py::arg("after") = py::none(),
           R"(D: wants this key's KV in these blocks.
 
 blocks[g][i] is where position first[g] + i of group g goes; -1 is not wanted. Until the event the blocks are
@@ -377,8 +414,9 @@ For an engine that is short of blocks. Does not wait; each ends with status 'evi
       .def(
           "poll",
           [](Engine& self, double timeout) {
-            return check(unlocked(
-                [&] { return self.poll(static_cast<TimeUs>(timeout * static_cast<double>(kUsPerSecond))); }));
+            // max() takes the 0 for a NaN.
+            const double seconds = std::min(std::max(0.0, timeout), kLongestPollSeconds);
+            return check(unlocked([&] { return self.poll(static_cast<TimeUs>(seconds * kUsPerSecond)); }));
           },
           py::arg("timeout") = 0.0, R"(Events so far; waits up to timeout seconds for the first.
 

@@ -25,7 +25,12 @@ const char* exception_name(Code code) {
 void raise(const Status& status) {
   const py::gil_scoped_acquire gil;
   const py::object type = py::module_::import("kvpush.errors").attr(exception_name(status.code()));
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  // A message may quote a peer, whose bytes need not be text.
+  const std::string& message = status.message();
+  const auto text = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(message.data(), static_cast<py::ssize_t>(message.size()), "replace"));
+  if (!text) throw py::error_already_set();
+  PyErr_SetObject(type.ptr(), text.ptr());
   throw py::error_already_set();
 }
 

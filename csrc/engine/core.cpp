@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kDefaultSlotBytes = std::size_t{1} << 20U;
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::size_t kMaxBacklog = 8192;
+// Room for what the calls of 65,536 open transfers may say in one turn.
+constexpr std::size_t kMaxBacklogBytes = std::size_t{64} << 20U;
 constexpr TimeUs kBusyAfterBoxUs = 2000;
 constexpr std::size_t kMaxCreditsPerMessage = 1024;
 
@@ -46,16 +47,17 @@ Status Core::check(const Cache& cache, const CoreConfig& config) {
 }
 
 Core::Core(const Cache& cache, const CoreConfig& config, Transport& transport, Packer& packer,
-           const Incarnation& incarnation, TimeUs now)
+           const Incarnation& incarnation, TimeUs now, std::function<Uuid()> new_id)
     : cache_(cache),
       config_(config),
       identity_(cache.identity()),
       transport_(transport),
       packer_(packer),
       incarnation_(incarnation),
+      new_id_(std::move(new_id)),
       capabilities_(transport.capabilities()),
       leases_(transport, slot_bytes_for(cache, config), config.num_leases),
-      sender_(cache, config.timeouts),
+      sender_(cache, config.timeouts, config.max_claims),
       receiver_(cache, config.timeouts),
       now_(now),
       last_turn_(now),
@@ -317,11 +319,13 @@ bool Core::start_pack(const SessionId& id, Session& session) {
 }
 
 void Core::enqueue(const SessionId& id, Session& session, Bytes message) {
-  if (session.backlog.size() >= kMaxBacklog) {
+  if (session.backlog_bytes + message.size() > kMaxBacklogBytes) {
     close(id, FailCode::kPeerLost,
-          "the peer takes no messages: " + std::to_string(kMaxBacklog) + " are waiting");
+          "the peer takes no messages: " + std::to_string(session.backlog.size()) + " of " +
+              std::to_string(session.backlog_bytes) + " bytes are waiting");
     return;
   }
+  session.backlog_bytes += message.size();
   session.backlog.push_back(std::move(message));
 }
 
@@ -334,12 +338,14 @@ void Core::flush() {
       const auto rest =
           owed.end() - static_cast<std::ptrdiff_t>(std::min(owed.size(), kMaxCreditsPerMessage));
       session.backlog.push_back(session.link.seal(protocol::Credit{{rest, owed.end()}}));
+      session.backlog_bytes += session.backlog.back().size();
       owed.erase(rest, owed.end());
     }
     Sent sent = Sent::kYes;
     while (!session.backlog.empty() && sent == Sent::kYes) {
       sent = transport_.send(id, session.backlog.front());
       if (sent != Sent::kYes) break;
+      session.backlog_bytes -= session.backlog.front().size();
       session.backlog.pop_front();
       ++stats_.messages_sent;
       progressed_ = true;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -31,6 +32,7 @@ struct CoreConfig {
   std::size_t num_leases = 16;
   std::size_t max_quarantined_bytes = std::size_t{1} << 30U;
   std::size_t max_sessions = 1024;
+  std::size_t max_claims = 65536;  ///< P: of one session
   protocol::Timeouts timeouts;
 };
 
@@ -41,7 +43,7 @@ class Core final : private TransportSink {
   /// InvalidArgument when slot and cache do not fit.
   static Status check(const Cache& cache, const CoreConfig& config);
   Core(const Cache& cache, const CoreConfig& config, Transport& transport, Packer& packer,
-       const Incarnation& incarnation, TimeUs now);
+       const Incarnation& incarnation, TimeUs now, std::function<Uuid()> new_id = random_uuid);
 
   // --- set-up of sessions
   /// D: opens a landing for one peer. Exhausted when the budget is spent and no session is idle.
@@ -108,6 +110,7 @@ class Core final : private TransportSink {
     std::deque<std::uint32_t> free_slots;     ///< P: credits
     std::vector<std::uint32_t> owed_credits;  ///< D: not yet told
     std::deque<Bytes> backlog;
+    std::size_t backlog_bytes = 0;
     std::deque<Post> waiting_posts;
     Bytes answer;                  ///< P: what the offer got
     bool heard = false;            ///< P: D has established
@@ -155,6 +158,7 @@ class Core final : private TransportSink {
   void keep_time();
   [[nodiscard]] std::size_t landing_bytes_in(State state) const;
   Status make_room(std::size_t bytes, TimeUs now);
+  Status make_room_for(const Incarnation& peer);
 
   const Cache& cache_;
   CoreConfig config_;
@@ -162,6 +166,7 @@ class Core final : private TransportSink {
   Transport& transport_;
   Packer& packer_;
   Incarnation incarnation_;
+  std::function<Uuid()> new_id_;  ///< names sessions; a simulation must be able to name them again
   Capabilities capabilities_;
   Leases leases_;
   protocol::Sender sender_;

@@ -56,12 +56,33 @@ Status Core::make_room(std::size_t bytes, TimeUs now) {
   return {};
 }
 
+/// P: one D may not fill all sessions. A landing that it never spoke for gives way to the next.
+Status Core::make_room_for(const Incarnation& peer) {
+  std::size_t num_open = 0;
+  auto oldest = sessions_.end();
+  for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
+    const Session& session = it->second;
+    if (session.role != Role::kPushes || session.state != State::kOpen || session.peer != peer) continue;
+    ++num_open;
+    if (!session.heard && (oldest == sessions_.end() || session.opened_at < oldest->second.opened_at)) {
+      oldest = it;
+    }
+  }
+  if (num_open < kMaxLandingsPerPeer) return {};
+  if (oldest == sessions_.end()) {
+    return {Code::kExhausted, "engine " + to_string(peer) + " has " + std::to_string(num_open) +
+                                  " sessions here, the most allowed"};
+  }
+  close(oldest->first, FailCode::kPeerLost, "its D made further offers and never spoke here");
+  return {};
+}
+
 Result<Bytes> Core::offer(TimeUs now) {
   now_ = now;
   const std::size_t bytes = config_.slot_bytes * config_.num_slots;
   KVPUSH_TRY(make_room(bytes, now));
   Offer offer;
-  static_cast<Uuid&>(offer.session) = random_uuid();
+  static_cast<Uuid&>(offer.session) = new_id_();
   Result<Bytes> description = transport_.open_landing(offer.session, config_.slot_bytes, config_.num_slots);
   if (!description.ok()) return description.status();
   offer.engine = incarnation_;
@@ -99,12 +120,14 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
   const std::size_t box_bytes = capabilities_.mapped_slots
                                     ? offer.slot_bytes
                                     : std::min<std::size_t>(offer.slot_bytes, leases_.lease_bytes());
-  if (box_bytes < cache_.max_unit_bytes() || offer.num_slots == 0) {
+  if (box_bytes < cache_.max_unit_bytes() || offer.num_slots == 0 || offer.num_slots > kMaxSlots) {
     return Status(Code::kHandshake, "slots: theirs " + std::to_string(offer.num_slots) + " x " +
-                                        std::to_string(offer.slot_bytes) + " bytes, our largest unit " +
+                                        std::to_string(offer.slot_bytes) + " bytes; 1 to " +
+                                        std::to_string(kMaxSlots) + " are allowed, and our largest unit is " +
                                         std::to_string(cache_.max_unit_bytes()) + " bytes");
   }
   KVPUSH_TRY(make_room(0, now));
+  KVPUSH_TRY(make_room_for(offer.engine));
   Result<Bytes> description =
       transport_.accept(offer.session, offer.description, offer.slot_bytes, offer.num_slots);
   if (!description.ok()) return description.status();
@@ -155,8 +178,11 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
   retire();
   for (const SessionId& quiet : answer.quiet_sessions) {
     const auto old = sessions_.find(quiet);
-    if (old != sessions_.end() && old->second.state == State::kClosed && old->second.peer == answer.engine &&
-        old->second.local_work == 0 && old->second.role == Role::kReceives) {
+    if (old == sessions_.end()) continue;
+    // Whose the peer of an offer was that this engine gave up before the answer came, only the peer knows.
+    const bool theirs = old->second.peer == answer.engine || old->second.peer == Incarnation{};
+    if (theirs && old->second.state == State::kClosed && old->second.local_work == 0 &&
+        old->second.role == Role::kReceives) {
       transport_.release_landing(quiet);
       sessions_.erase(old);
     }
@@ -238,6 +264,7 @@ void Core::close(const SessionId& id, FailCode code, std::string reason) {
   }
   session.waiting_posts.clear();
   session.backlog.clear();
+  session.backlog_bytes = 0;
   if (session.role == Role::kPushes) {
     sender_.close_session(id, code, now_, actions_);
   } else if (was_open) {

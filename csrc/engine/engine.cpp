@@ -64,6 +64,8 @@ Status Engine::submit_locked(Command command) {
 }
 
 Status Engine::submit(Command command) {
+  // Before the lock: a thread that a forked child lacks may hold it. So everywhere below.
+  if (forked()) return closed_status();
   const std::lock_guard lock(mutex_);
   return submit_locked(std::move(command));
 }
@@ -110,6 +112,7 @@ Status Engine::disconnect(const SessionId& session) {
 }
 
 Result<HandleId> Engine::push(const std::string& key, Bytes digest) {
+  if (forked()) return closed_status();
   KVPUSH_TRY(check_key(key, &digest));
   const std::lock_guard lock(mutex_);
   if (closing_) return closed_status();
@@ -163,6 +166,7 @@ Status Engine::evict(std::uint32_t count) {
 }
 
 Result<TransferId> Engine::expect(const SessionId& session, const std::string& key) {
+  if (forked()) return closed_status();
   KVPUSH_TRY(check_key(key, nullptr));
   const std::lock_guard lock(mutex_);
   if (closing_) return closed_status();
@@ -179,6 +183,7 @@ Result<TransferId> Engine::expect(const SessionId& session, const std::string& k
 Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session, TransferId claim,
                                                         const std::string& key, Bytes digest,
                                                         protocol::Destination destination) {
+  if (forked()) return closed_status();
   KVPUSH_TRY(check_key(key, &digest));
   if (destination.first.size() != destination.blocks.size()) {
     return Status(Code::kInvalidArgument, "first has " + std::to_string(destination.first.size()) +
@@ -218,12 +223,14 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
 }
 
 Status Engine::cancel(TransferId transfer) {
+  if (forked()) return closed_status();
   const std::lock_guard lock(mutex_);
   registry_.remove_claim(transfer);
   return submit_locked([transfer](Core& core, TimeUs) { core.receiver().cancel(transfer, core.actions()); });
 }
 
 Result<std::vector<protocol::Event>> Engine::poll(TimeUs timeout_us) {
+  if (forked()) return closed_status();
   std::unique_lock lock(mutex_);
   if (events_.empty() && timeout_us > 0 && !closed_) {
     arrived_.wait_for(lock, std::chrono::microseconds(std::min(timeout_us, TimeUs{86'400'000'000})),
@@ -241,11 +248,13 @@ Result<Stats> Engine::stats() {
 }
 
 bool Engine::closed() const {
+  if (forked()) return true;
   const std::lock_guard lock(mutex_);
   return closing_;
 }
 
 void Engine::close() {
+  if (forked()) return;
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -285,6 +294,8 @@ void Engine::run() {
     if (!commanded && !progressed) wait(now, deadline);
   }
   pending_.clear();
+  // Ends with the copy that runs: after close() the cache's memory is the caller's.
+  parts_.packer.reset();
   const std::lock_guard lock(mutex_);
   if (!core_->quiet()) {
     log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");

@@ -1,6 +1,8 @@
 // The engine as its caller sees it: thread-safe calls in, events out, one progress thread between.
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -76,6 +78,8 @@ class Engine {
   /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
   void close();
   [[nodiscard]] bool closed() const;
+  /// Whether this is a child of the engine's process, which has no progress thread. Calls then say Closed.
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
 
  private:
   using Command = std::function<void(Core&, TimeUs)>;
@@ -89,6 +93,7 @@ class Engine {
   T ask(std::function<T(Core&, TimeUs)> question, T when_closed);
   Status submit_locked(Command command);
 
+  const pid_t pid_ = ::getpid();
   std::unique_ptr<const Cache> cache_;
   EngineConfig config_;
   EngineParts parts_;

@@ -100,6 +100,10 @@ Result<Offer> decode_offer(ByteView bytes) {
   if (num_fields > kMaxFields) return Status(Code::kHandshake, "malformed offer");
   for (std::uint32_t i = 0; i < num_fields && in.ok(); ++i) {
     std::string field = in.get_text(kMaxFieldBytes);
+    // Sorted and unique, so that an offer has one byte form.
+    if (!offer.identity.empty() && field <= offer.identity.rbegin()->first) {
+      return Status(Code::kHandshake, "malformed offer");
+    }
     offer.identity[std::move(field)] = in.get_text(kMaxFieldBytes);
   }
   offer.description = get_bytes(in);

@@ -34,6 +34,10 @@ struct Answer {
 
 inline constexpr std::size_t kMaxHandshakeBytes = 4U << 20U;
 inline constexpr std::size_t kMaxQuietSessions = 64;
+/// Of one landing. P keeps a list of them.
+inline constexpr std::uint32_t kMaxSlots = 4096;
+/// Open landings of one D at one P. It uses one; others are of lost answers, or of ends not yet noticed.
+inline constexpr std::size_t kMaxLandingsPerPeer = 8;
 
 [[nodiscard]] Bytes encode(const Offer& offer);
 [[nodiscard]] Bytes encode(const Answer& answer);

@@ -35,7 +35,7 @@ void Sender::push(HandleId handle, const std::string& key, Bytes digest, TimeUs 
   entry.push = handle;
   entry.tombstone = FailCode::kNone;
   const bool dropped = entry.only_cancelled && entry.claims.empty();
-  entry.only_cancelled = false;
+  set_only_cancelled(entry, false);
   key_deadlines_.disarm(key);
   if (dropped) {
     end_push(handle, FailCode::kCancelled, "every claim was cancelled before the push", now, out);
@@ -172,11 +172,22 @@ void Sender::on_claim(const SessionId& session, TransferId transfer, const std::
     // Old ids belong to claims that have ended: their FAIL is on its way.
     if (transfer <= last) return;
     last = transfer;
+    std::size_t& num_claims = sessions_.at(session).num_claims;
+    if (num_claims >= max_claims_) {
+      out.breaches.emplace_back(session, "more than " + std::to_string(max_claims_) + " claims at a time");
+      return;
+    }
+    if (const auto entry = keys_.find(key);
+        entry != keys_.end() && entry->second.claims.size() >= kMaxClaimsPerKey) {
+      out.messages.emplace_back(session, Fail{transfer, FailCode::kTaken});
+      return;
+    }
+    ++num_claims;
     found = claims_.emplace(id, Claim{}).first;
     found->second.key = key;
     Key& entry = keys_[key];
     entry.claims.push_back(id);
-    entry.only_cancelled = false;
+    set_only_cancelled(entry, false);
     if (entry.tombstone == FailCode::kNone) key_deadlines_.disarm(key);
     if (entry.push != 0) arm(entry.push, now);
   } else if (open == nullptr || found->second.opened || found->second.key != key) {
@@ -225,7 +236,12 @@ void Sender::on_release(const SessionId& session, TransferId transfer, bool canc
   } else if (entry.push != 0) {
     end_push(entry.push, FailCode::kCancelled, "D cancelled", now, out);
   } else if (entry.tombstone == FailCode::kNone) {
-    entry.only_cancelled = true;
+    // Past the limit it is forgotten: a push of this key then waits to be unclaimed.
+    if (num_only_cancelled_ >= max_claims_) {
+      drop_key_if_idle(key);
+      return;
+    }
+    set_only_cancelled(entry, true);
     key_deadlines_.arm(key, now + timeouts_.pairing_us);
   }
 }
@@ -267,6 +283,8 @@ void Sender::erase_claim(const ClaimId& id) {
   const auto entry = keys_.find(found->second.key);
   if (entry != keys_.end()) std::erase(entry->second.claims, id);
   if (const auto push = pushes_.find(found->second.push); push != pushes_.end()) push->second.claim.reset();
+  // A session that is being closed is gone already.
+  if (const auto session = sessions_.find(id.first); session != sessions_.end()) --session->second.num_claims;
   claims_.erase(found);
 }
 
@@ -464,13 +482,23 @@ void Sender::tick(TimeUs now, Actions& out) {
   for (const std::string& key : key_deadlines_.take_due(now)) {
     Key& entry = keys_.at(key);
     entry.tombstone = FailCode::kNone;
-    entry.only_cancelled = false;
+    set_only_cancelled(entry, false);
     drop_key_if_idle(key);
   }
 }
 
 TimeUs Sender::next_deadline() const {
   return std::min(push_deadlines_.next(), key_deadlines_.next());
+}
+
+void Sender::set_only_cancelled(Key& entry, bool only_cancelled) {
+  if (entry.only_cancelled == only_cancelled) return;
+  entry.only_cancelled = only_cancelled;
+  if (only_cancelled) {
+    ++num_only_cancelled_;
+  } else {
+    --num_only_cancelled_;
+  }
 }
 
 void Sender::drop_key_if_idle(const std::string& key) {

@@ -17,6 +17,9 @@
 
 namespace kvpush::protocol {
 
+/// Claims of one key; one more fails as `taken`. A key is for one D: more than a few are retries.
+inline constexpr std::size_t kMaxClaimsPerKey = 256;
+
 /// A box to pack into one of D's slots.
 struct BoxTask {
   HandleId handle = 0;
@@ -31,7 +34,9 @@ struct BoxTask {
 /// DONE, CANCEL or FAIL, or to the end of its session.
 class Sender {
  public:
-  Sender(const Cache& cache, const Timeouts& timeouts) : cache_(cache), timeouts_(timeouts) {}
+  /// `max_claims`: of one session, beyond which it breaches; and of keys that are remembered as cancelled.
+  Sender(const Cache& cache, const Timeouts& timeouts, std::size_t max_claims = 65536)
+      : cache_(cache), timeouts_(timeouts), max_claims_(max_claims) {}
 
   // --- from the engine's caller. Handles that have ended are ignored.
   void push(HandleId handle, const std::string& key, Bytes digest, TimeUs now, Actions& out);
@@ -67,6 +72,8 @@ class Sender {
   [[nodiscard]] TimeUs next_deadline() const;
   [[nodiscard]] std::size_t num_pushes() const { return pushes_.size(); }
   [[nodiscard]] std::size_t num_claims() const { return claims_.size(); }
+  /// Keys of which anything is known: pushes, claims, tombstones, cancellations.
+  [[nodiscard]] std::size_t num_keys() const { return keys_.size(); }
 
  private:
   using ClaimId = std::pair<SessionId, TransferId>;
@@ -107,6 +114,7 @@ class Sender {
   };
   struct Session {
     std::size_t box_bytes = 0;
+    std::size_t num_claims = 0;
     TransferId last_transfer = 0;
     std::deque<TransferId> ready;
     std::uint32_t turn = 0;
@@ -123,10 +131,13 @@ class Sender {
   void arm(HandleId handle, TimeUs now);
   void queue_if_ready(const ClaimId& id, Claim& claim);
   [[nodiscard]] bool wants_more(const Claim& claim, const Push& push, bool& missing) const;
+  void set_only_cancelled(Key& entry, bool only_cancelled);
   void drop_key_if_idle(const std::string& key);
 
   const Cache& cache_;
   Timeouts timeouts_;
+  std::size_t max_claims_;
+  std::size_t num_only_cancelled_ = 0;
   std::map<HandleId, Push> pushes_;
   std::map<ClaimId, Claim> claims_;
   std::map<std::string, Key> keys_;

@@ -4,12 +4,14 @@ import math
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kvpush.errors import InvalidArgument, Unsupported
 
 ENV_PREFIX = "KVPUSH_"
+SECRET_VARIABLE = "KVPUSH_SECRET"
+MIN_SECRET_CHARACTERS = 16
 TRANSPORTS = ("auto", "shm", "nixl")
 
 _MIB = 1 << 20
@@ -59,7 +61,8 @@ class Config:
     max_sessions : int
         Peers at a time.
     max_open_transfers : int
-        Pushes and receives that may be open at a time; above it they raise :class:`kvpush.QueueFull`.
+        Pushes and receives that may be open at a time; above it they raise :class:`kvpush.QueueFull`. P also
+        closes the session of a peer with more claims than this: P's must not be lower than D's.
     pairing_timeout_s : float
         How long D waits for P to accept; also how long a failed push is remembered.
     claim_timeout_s : float
@@ -82,6 +85,8 @@ class Config:
         Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
     nixl_backends : tuple of str
         NIXL backends, in order of preference; in the environment separated by commas.
+    secret : str
+        Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
     Raises
     ------
@@ -112,12 +117,13 @@ class Config:
     pack_threads: int = 1
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
+    secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name in _LIMITS:
-                number = _number(field.name, getattr(self, field.name), integral=field.type in (int, "int"))
-                object.__setattr__(self, field.name, number)
+        for each in fields(self):
+            if each.name in _LIMITS:
+                number = _number(each.name, getattr(self, each.name), integral=each.type in (int, "int"))
+                object.__setattr__(self, each.name, number)
         if self.transport not in TRANSPORTS:
             raise InvalidArgument(f"transport={self.transport!r}: expected one of {', '.join(TRANSPORTS)}")
         if not isinstance(self.nixl_library, str | os.PathLike):
@@ -130,6 +136,7 @@ class Config:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
+        check_secret(self.secret)
         if self.slot_bytes * self.num_slots > self.landing_bytes:
             raise InvalidArgument(
                 f"slot_bytes={self.slot_bytes} x num_slots={self.num_slots} is more than "
@@ -153,21 +160,23 @@ class Config:
             An override is no field, or a value cannot be read or is out of its limits.
         """
         environ = os.environ if environ is None else environ
-        known = {field.name: field for field in fields(cls)}
+        known = {each.name: each for each in fields(cls)}
         for name in overrides:
             if name not in known:
                 raise InvalidArgument(f"{name}: no such setting; there are {', '.join(known)}")
         values: dict[str, Any] = {}
-        for name, field in known.items():
+        for name, each in known.items():
             variable = ENV_PREFIX + name.upper()
             if overrides.get(name) is not None:
                 values[name] = overrides[name]
             elif environ.get(variable, "") != "":
-                values[name] = _parse(variable, environ[variable], field.default)
+                values[name] = _parse(variable, environ[variable], each.default)
         return cls(**values)
 
     def to_core(self) -> dict[str, Any]:
         """Return what the native engine takes: times as integers in ``*_us``, NIXL's library resolved.
+
+        The secret stays here: :mod:`kvpush.access` is all that uses it.
 
         Raises
         ------
@@ -175,12 +184,12 @@ class Config:
             ``transport="nixl"``, and the library is not there.
         """
         core: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_timeout_s"):
-                core[field.name.removesuffix("_s") + "_us"] = round(value * 1e6)
-            else:
-                core[field.name] = value
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith("_timeout_s"):
+                core[each.name.removesuffix("_s") + "_us"] = round(value * 1e6)
+            elif each.name != "secret":
+                core[each.name] = value
         core["nixl_backends"] = list(self.nixl_backends)
         if self.transport == "nixl":
             library = self.nixl_library or find_nixl_library() or ""
@@ -211,6 +220,24 @@ def find_nixl_library() -> str | None:
                 if os.path.isfile(path):
                     return path
     return None
+
+
+def check_secret(secret: Any) -> str:
+    """Return the secret if it can be one.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no text, or short enough to be guessed; the message does not show it.
+    """
+    if not isinstance(secret, str):
+        raise InvalidArgument(f"secret is a {type(secret).__name__}: expected text (KVPUSH_SECRET)")
+    if 0 < len(secret) < MIN_SECRET_CHARACTERS:
+        raise InvalidArgument(
+            f"secret (KVPUSH_SECRET) has {len(secret)} characters: expected {MIN_SECRET_CHARACTERS} or more, "
+            "such as those of `openssl rand -hex 32`"
+        )
+    return secret
 
 
 def _number(name: str, value: Any, integral: bool) -> float:

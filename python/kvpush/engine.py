@@ -2,7 +2,7 @@
 
 from types import TracebackType
 
-from kvpush import _core
+from kvpush import _core, access
 from kvpush.cache import Cache
 from kvpush.config import Config, find_nixl_library
 from kvpush.errors import InvalidArgument
@@ -60,12 +60,58 @@ class Engine(_core.Engine):
         config = Config.from_env() if config is None else config
         super().__init__(cache.to_core(), config.to_core())
         self._config = config
+        self._secret = config.secret
         self._cache: Cache | None = cache
 
     @property
     def config(self) -> Config:
         """The configuration this engine was made with."""
         return self._config
+
+    def offer(self) -> bytes:
+        """D: open a landing for one peer and describe it and the cache.
+
+        Raises
+        ------
+        Exhausted
+            ``landing_bytes`` is spent and no session is idle.
+        """
+        return access.seal_offer(self._secret, super().offer())
+
+    def answer(self, offer: bytes) -> bytes:
+        """P: take D's offer. The same offer gets the same answer.
+
+        Raises
+        ------
+        HandshakeError
+            A field does not fit (both values are named), or the offer does not prove the shared secret.
+        Exhausted
+            A limit of sessions or memory is reached.
+        """
+        offer = access.unseal_offer(self._secret, offer)
+        return access.seal_answer(self._secret, offer, super().answer(offer))
+
+    def establish(self, answer: bytes) -> str:
+        """D: take P's answer; returns the peer, to be named in ``expect`` and ``receive``.
+
+        Raises
+        ------
+        HandshakeError
+            It answers no open offer of this engine, does not prove the shared secret, or P cannot be reached.
+        """
+        return super().establish(access.unseal_answer(self._secret, self.incarnation, answer))
+
+    def withdraw(self, offer: bytes) -> None:
+        """D: take back an offer that nobody will answer; its landing is free at once.
+
+        Does nothing once the offer was established or has expired.
+
+        Raises
+        ------
+        HandshakeError
+            The offer is another engine's.
+        """
+        super().withdraw(access.unseal_offer(self._secret, offer))
 
     def close(self) -> None:
         """Fail what is open, say goodbye to every peer, and let go of the arrays.

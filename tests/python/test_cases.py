@@ -181,6 +181,25 @@ def test_case_c11_bytes_moved_are_bytes_expected():
         assert t.d.stats()["receive_failures"] == {"cancelled": 1}
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_f15_a_burst_of_messages_in_one_turn(transport):
+    """P ends very many claims at once."""
+    count = 20_000
+    with pair(transport) as t:
+        claims = [t.d.expect(t.peer, f"k{i}") for i in range(count)]
+        pushes = [t.p.push(f"k{i}", digest=DIGEST) for i in range(count)]
+        for push in pushes:
+            push.finish()
+        until = time.monotonic() + 30
+        while t.p.stats()["open_claims"] < count:
+            assert time.monotonic() < until
+        t.p.evict(count)
+        assert {e.status for e in wait(t.p, count)} == {"evicted"}
+        last = claims[-1].receive(digest=DIGEST, blocks=[[1]])
+        assert wait_for(t.d, last.handle).status == "evicted"
+        assert t.p.stats()["sessions"] == t.d.stats()["sessions"] == 1
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "random", "empty", "version", "answer"])
 def test_case_b4_offers_that_are_not_ours_are_refused(damage):
     with pair("shm") as t:
@@ -200,6 +219,19 @@ def test_case_b4_offers_that_are_not_ours_are_refused(damage):
         with pytest.raises(kvpush.HandshakeError, match="theirs 9, ours 1" if damage == "version" else None):
             t.p.answer(bytes(offer))
         assert t.p.stats()["sessions"] == 1 + (damage == "answer")
+
+
+def test_case_b4_an_offer_need_not_be_text():
+    """Bytes that are no UTF-8, in an offer that is otherwise sound."""
+    with pair("shm") as t:
+        head, found, tail = t.d.offer()[:-8].partition(b"shm")
+        assert found
+        content = head + b"\xff\xfe\xfd" + tail
+        fnv = 0xCBF29CE484222325
+        for byte in content:
+            fnv = (fnv ^ byte) * 0x100000001B3 % (1 << 64)
+        with pytest.raises(kvpush.HandshakeError, match="transport: theirs"):
+            t.p.answer(content + fnv.to_bytes(8, "little"))
 
 
 def test_an_answer_is_good_once_and_only_for_its_own_offer():

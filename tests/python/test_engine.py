@@ -1,7 +1,11 @@
 """The public API, two real engines per test: data, order of events, bad arguments."""
 
 import gc
+import math
+import subprocess
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -317,3 +321,114 @@ def test_many_threads_submit_one_polls():
         assert {e.kind for e in events} == {"received"}
         assert len({e.handle for e in events}) == 64
         assert np.array_equal(t.target[0][2][:64], t.source[0][2][255 - np.arange(64)])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t.p.push(5, digest=DIGEST),
+        lambda t: t.p.push(b"k", digest=DIGEST),
+        lambda t: t.p.push("k", digest="text"),
+        lambda t: t.d.expect(t.peer, None),
+        lambda t: t.d.expect(5, "k"),
+        lambda t: t.d.receive(t.peer, "k", digest=None, blocks=[[1]]),
+        lambda t: t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]], first=[-1]),
+        lambda t: t.d.expect(t.peer, "k").receive(digest="text", blocks=[[1]]),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_a_type_error(call):
+    with pair("shm") as t, pytest.raises(TypeError):
+        call(t)
+
+
+def test_a_key_that_is_no_text_is_refused():
+    with pair("shm") as t:
+        for call in (
+            lambda: t.p.push("\ud800", digest=DIGEST),
+            lambda: t.d.expect(t.peer, "\ud800"),
+            lambda: t.d.receive(t.peer, "\ud800", digest=DIGEST, blocks=[[1]]),
+        ):
+            with pytest.raises(kvpush.InvalidArgument, match="surrogate"):
+                call()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300])
+def test_poll_waits_for_any_length_of_time(timeout):
+    with pair("shm") as t:
+        found: list = []
+        thread = threading.Thread(target=lambda: found.extend(t.d.poll(timeout=timeout)))
+        thread.start()
+        t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]]).cancel()
+        thread.join(30)
+        assert [e.status for e in found] == ["cancelled"]
+        for none in (math.nan, -1.0, -math.inf):
+            assert t.d.poll(timeout=none) == []
+
+
+def test_a_push_that_was_retracted_after_finish_is_aborted_when_dropped():
+    with pair("shm") as t:
+        push = t.p.push("k", digest=DIGEST)
+        push.finish()
+        push.retract()
+        del push
+        assert wait(t.p)[0].status == "aborted"
+
+
+@pytest.mark.parametrize("handle", ["push", "claim", "receive"])
+def test_a_handle_keeps_engine_and_arrays(handle):
+    with pair("shm") as t:
+        p, d = t.p, kvpush.Engine(cache([arrays()]))
+        peer = d.establish(p.answer(d.offer()))
+        made = {
+            "push": lambda engine: engine.push("k", digest=DIGEST),
+            "claim": lambda engine: engine.expect(peer, "k"),
+            "receive": lambda engine: engine.expect(peer, "k").receive(digest=DIGEST, blocks=[[1]]),
+        }[handle](d)
+        alive = weakref.ref(d)
+        del d
+        gc.collect()
+        assert alive() is not None
+        del made
+        gc.collect()
+        assert alive() is None
+
+
+_FORK = """
+import os, sys, threading
+import numpy as np
+import kvpush
+from engines import DIGEST, pair, wait_for
+
+with pair("shm") as t:
+    push = t.p.push("k", digest=DIGEST)
+    recv = t.d.receive(t.peer, "k", digest=DIGEST, blocks=[[1]])
+    # Waits inside the engine while the process forks.
+    poller = threading.Thread(target=lambda: t.p.poll(timeout=1.0))
+    poller.start()
+    child = os.fork()
+    if child == 0:
+        for call in (t.d.stats, t.d.poll, push.finish, recv.cancel, lambda: t.p.push("q", digest=DIGEST)):
+            try:
+                call()
+            except kvpush.ClosedError:
+                continue
+            os._exit(1)
+        if not t.d.closed:
+            os._exit(2)
+        t.d.close()
+        sys.exit(0)  # collects every engine and handle
+    assert os.waitpid(child, 0)[1] == 0
+    poller.join()
+    push.advance([[5]])
+    push.finish()
+    assert wait_for(t.d, recv.handle).kind == "received"
+    assert np.array_equal(t.target[0][0][1], t.source[0][0][5])
+"""
+
+
+def test_a_forked_child_leaves_its_parents_engines_alone(request):
+    tests = request.path.parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK], cwd=tests, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

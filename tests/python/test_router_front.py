@@ -234,3 +234,10 @@ def test_the_command_serves_and_ends_on_sigterm(tmp_path: Path) -> None:
         assert printed["listen"] == server.url
     assert json.loads((tmp_path / "trace").read_text())["status"] == "ok"
     assert server.exit_code() is not None
+
+
+def test_a_header_that_is_not_ascii_is_passed_on_as_it_is() -> None:
+    with cluster(1, 1) as made:
+        sent = "Bearer \xe9".encode("latin-1")
+        assert made.post(headers={"authorization": sent}).status_code == 200
+        assert made.decode[0].calls[0].headers["authorization"].encode("latin-1") == sent

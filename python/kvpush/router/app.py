@@ -22,7 +22,7 @@ from kvpush.router.legs import error_object
 from kvpush.router.metrics import RouterMetrics, TraceFile
 from kvpush.router.pool import HealthChecker, Pool
 
-_FORWARDED_HEADERS = ("authorization", "traceparent", "tracestate")
+_FORWARDED_HEADERS = (b"authorization", b"traceparent", b"tracestate")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -78,7 +78,7 @@ class Router:
         request_id = request.headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
-        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        headers = _forwarded(request)
         headers["x-request-id"] = request_id
         headers["content-type"] = "application/json"
         return Exchange(self, request.url.path, body, headers)
@@ -88,7 +88,7 @@ class Router:
         backend = self.decode.pick() or self.prefill.pick()
         if backend is None:
             raise HTTPException(503, "no backend is in rotation")
-        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        headers = _forwarded(request)
         try:
             answer = await self.client.get(f"{backend.url}/v1/models", headers=headers, timeout=30.0)
         except httpx.HTTPError as error:
@@ -129,6 +129,11 @@ class Router:
         if not isinstance(body, dict):
             raise HTTPException(400, "the request body must be a JSON object")
         return body
+
+
+def _forwarded(request: Request) -> httpx.Headers:
+    # As bytes: httpx would encode text as ASCII, and a client may send any byte.
+    return httpx.Headers([(name, value) for name, value in request.headers.raw if name in _FORWARDED_HEADERS])
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -41,7 +41,7 @@ _ATTEMPTS = 2
 class Exchange(Response):
     """The answer to one completion request; runs both legs when the server calls it."""
 
-    def __init__(self, router: "Router", path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+    def __init__(self, router: "Router", path: str, body: dict[str, Any], headers: httpx.Headers) -> None:
         super().__init__()
         self._router = router
         self._path = path

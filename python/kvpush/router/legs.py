@@ -108,7 +108,7 @@ def identity_from(answer: Any) -> KvIdentity | None:
 
 
 async def run_prefill(
-    client: httpx.AsyncClient, backend: Backend, path: str, body: Body, headers: dict[str, str]
+    client: httpx.AsyncClient, backend: Backend, path: str, body: Body, headers: httpx.Headers
 ) -> Any:
     """Run the prefill leg to its end and return P's parsed answer.
 
@@ -143,7 +143,7 @@ class DecodeAnswer:
 
 @contextlib.asynccontextmanager
 async def open_decode(
-    client: httpx.AsyncClient, backend: Backend, path: str, body: Body, headers: dict[str, str]
+    client: httpx.AsyncClient, backend: Backend, path: str, body: Body, headers: httpx.Headers
 ) -> AsyncIterator[DecodeAnswer]:
     """Start the decode leg; enters when the first bytes are there (all of them if not streamed).
 

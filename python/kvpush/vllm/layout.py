@@ -223,7 +223,8 @@ def build_engine(spec: CacheSpec, extra_config: Mapping[str, Any]) -> Any:
 
     import kvpush
 
-    known = {f.name for f in dataclasses.fields(kvpush.Config)}
+    # The secret comes from the environment only: vLLM logs extra_config.
+    known = {f.name for f in dataclasses.fields(kvpush.Config)} - {"secret"}
     config = kvpush.Config.from_env(**engine_options(extra_config, known))
     groups = [
         kvpush.Group(

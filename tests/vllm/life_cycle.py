@@ -1,0 +1,370 @@
+"""vLLM engines that a test drives step by step, kills and starts again.
+
+``python life_cycle.py`` is a nursery: it imports vLLM once and forks an engine for each line on stdin, so
+that an engine is there in a second or two. An engine takes its orders over a Unix socket, one JSON object
+per line, each answered by one.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny
+
+CHUNK = 128
+DEADLINE_S = 60.0
+GAUGES = ("open_pushes", "open_claims", "open_receives", "leases_in_use", "quarantined_bytes")
+
+
+# ---- the engine's process -----------------------------------------------------------------------
+
+
+def nursery() -> None:
+    tiny.set_environment()
+    import vllm.v1.engine.core
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    import kvpush.vllm
+
+    kvpush.vllm.register()
+    # Ended engines need no waiting for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        spec = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                _child(spec)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+    os._exit(0)  # the interpreter's own end takes seconds
+
+
+def _child(spec: dict[str, Any]) -> None:
+    from kvpush.vllm import handshake, scheduler
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ["KVPUSH_TRACE_FILE"] = spec["trace"]
+    handshake.ASK_SECONDS = scheduler.STALL_SECONDS = 2.0
+    wire = socket.socket(socket.AF_UNIX)
+    wire.connect(spec["socket"])
+    try:
+        Server(tiny.TinyEngine(spec["model"], spec["transfer"], CHUNK, **spec["options"]), wire).run()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        raise
+
+
+class Server:
+    """Steps its engine while there is something to do, and carries out orders between steps."""
+
+    def __init__(self, engine: tiny.TinyEngine, wire: socket.socket) -> None:
+        self.engine = engine
+        self.scheduler = engine.scheduler
+        self.paused = False
+        self.done: dict[str, Any] = {}
+        self.held: list[Any] = []
+        self.wanted: list[str] | None = None
+        self.preemptions = 0
+        self.wire = wire
+        self.orders: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=self._read, args=(wire.makefile("r"),), daemon=True).start()
+        preempt = self.scheduler._preempt_request
+
+        def count(*args: Any, **kwargs: Any) -> Any:
+            self.preemptions += 1
+            return preempt(*args, **kwargs)
+
+        self.scheduler._preempt_request = count
+
+    def _read(self, lines: Any) -> None:
+        with contextlib.suppress(OSError):
+            for line in lines:
+                self.orders.put(json.loads(line))
+        self.orders.put(None)
+
+    def run(self) -> None:
+        self._answer(os.getpid())
+        while True:
+            busy = not self.paused and self.scheduler.has_requests()
+            # With nothing to compute, wait a little between steps, as vLLM's own loop does.
+            wait_s = 0.0 if self.scheduler.running else 0.001
+            try:
+                order = self.orders.get(timeout=wait_s if busy else None)
+            except queue.Empty:
+                self.step(1)
+                self._answer_wait()
+                continue
+            if order is None:
+                break
+            name, args = order
+            if name == "wait":
+                self.wanted = args[0]
+                self._answer_wait()
+            else:
+                self._answer(getattr(self, name)(*args))
+        self.engine.close()
+
+    def _answer(self, value: Any) -> None:
+        self.wire.sendall((json.dumps(value) + "\n").encode())
+
+    def _answer_wait(self) -> None:
+        if self.wanted is not None and all(name in self.done for name in self.wanted):
+            wanted, self.wanted = self.wanted, None
+            self._answer({name: self.done.pop(name) for name in wanted})
+
+    # The orders.
+
+    def add(
+        self, name: str, ids: list[int], max_tokens: int, params: Any, more: dict[str, Any] | None = None
+    ) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # The likeliest token, in a way that allows several completions.
+        sampling = SamplingParams(
+            temperature=1.0,
+            top_k=1,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=None if params is None else {"kv_transfer_params": params},
+            **(more or {}),
+        )
+        self.engine.engine.add_request(name, {"prompt_token_ids": ids}, sampling)
+
+    def abort(self, names: list[str]) -> None:
+        self.engine.engine.abort_request(names)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for name, out in self.engine.step().items():
+                self.done[name] = {
+                    "tokens": [list(one.token_ids) for one in out.outputs],
+                    "reason": out.outputs[0].finish_reason,
+                    "params": out.kv_transfer_params,
+                }
+
+    def preempt(self, name: str) -> None:
+        (request,) = (one for one in self.scheduler.running if one.request_id.startswith(name + "-"))
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, 0.0)
+
+    def hold(self, leave: int) -> None:
+        """Take blocks out of the cache so that ``leave`` are left; -1 gives all back."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        pool.free_blocks(self.held)
+        self.held = [] if leave < 0 else pool.get_new_blocks(pool.get_num_free_blocks() - leave)
+
+    def forget(self) -> bool:
+        """Drop the prefix cache."""
+        return bool(self.engine.engine.reset_prefix_cache())
+
+    def policy(self, name: str) -> None:
+        self.scheduler.recompute_kv_load_failures = name == "recompute"
+        self.scheduler.connector.scheduler_half._fail_policy = name == "fail"
+
+    def state(self) -> dict[str, Any]:
+        requests = {
+            re.sub("-[0-9a-f]{8}$", "", name): {
+                "status": request.status.name,
+                "computed": request.num_computed_tokens,
+                "outputs": request.num_output_tokens,
+            }
+            for name, request in self.scheduler.requests.items()
+        }
+        state: dict[str, Any] = {
+            "requests": requests,
+            "used_blocks": self.engine.used_blocks - len(self.held),
+            "preemptions": self.preemptions,
+        }
+        if self.scheduler.connector is not None:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            half = self.scheduler.connector.scheduler_half
+            worker = get_kv_transfer_group().worker_half
+            stats = worker._engine.stats()
+            state["stats"] = stats
+            state["open"] = {
+                name: len(getattr(half, name))
+                for name in ("_pushes", "_loads", "_delayed", "_push_keys", "_load_keys")
+            } | {
+                "loads": len(worker._loads._by_id) + len(worker._loads._by_handle),
+                "pushes": len(worker._pushes._by_id) + len(worker._pushes._by_handle),
+                "parked": sum(map(len, worker._loads._parked.values())) + len(worker._loads._full),
+                "gauges": sum(worker._gauges),
+            }
+            state["open"] |= {name: stats[name] for name in GAUGES}
+        return state
+
+
+# ---- the driver ---------------------------------------------------------------------------------
+
+
+class Nursery:
+    """Starts engines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers = itertools.count()
+        with (folder / "nursery.log").open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", (folder / "nursery.log").read_text()[-4000:]
+
+    def start(self, model: str, transfer: dict[str, Any] | None, **options: Any) -> "Node":
+        name = f"{next(self.numbers)}-{transfer['kv_role'] if transfer else 'alone'}"
+        node = Node(self.folder / name)
+        spec = {
+            "model": model,
+            "transfer": transfer,
+            "options": options,
+            "log": str(node.log),
+            "trace": str(node.trace_path),
+            "socket": node.address,
+        }
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(spec) + "\n")
+        self.process.stdin.flush()
+        return node
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+class Node:
+    """The driver's end of one engine. Usable after :meth:`ready`; other orders are methods of ``Server``."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = path.with_suffix(".log")
+        self.trace_path = path.with_suffix(".trace")
+        self.address = str(path.with_suffix(".sock"))
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.address)
+        self.listener.listen(1)
+        self.listener.settimeout(DEADLINE_S)
+        self.pid = 0
+
+    def ready(self) -> "Node":
+        if not self.pid:
+            self.wire, _ = self.listener.accept()
+            self.wire.settimeout(DEADLINE_S)
+            self.lines = self.wire.makefile("r")
+            self.pid = int(self._answer())
+        return self
+
+    def _answer(self) -> Any:
+        try:
+            line = self.lines.readline()
+        except TimeoutError as error:
+            raise AssertionError(f"no answer\n{self.log.read_text()[-6000:]}") from error
+        assert line, f"the engine died:\n{self.log.read_text()[-6000:]}"
+        return json.loads(line)
+
+    def call(self, name: str, *args: Any) -> Any:
+        self.ready().wire.sendall((json.dumps([name, args]) + "\n").encode())
+        return self._answer()
+
+    def add(self, name: str, ids: list[int], max_tokens: int, params: Any = None, **more: Any) -> None:
+        self.call("add", name, ids, max_tokens, params, more)
+
+    def wait(self, *names: str) -> dict[str, Any]:
+        """Outputs of these requests, once all have ended."""
+        return dict(self.call("wait", names))
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.call("state"))
+
+    def until(self, what: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """Poll the engine's state until ``what`` holds for it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not what(state := self.state()):
+            assert time.monotonic() < deadline, f"{state}\n{self.log.read_text()[-6000:]}"
+            time.sleep(0.002)
+        return state
+
+    def status(self, name: str) -> str | None:
+        return dict(self.state()["requests"].get(name, {})).get("status")
+
+    def settle(self) -> None:
+        """Nothing is left: no request, no block in use, nothing open in connector or engine."""
+        self.call("resume")
+        self.until(lambda state: not state["requests"] and not state["used_blocks"])
+
+        # An idle engine is not polled: one request of no transfer makes it notice what ended meanwhile.
+        def quiet(state: dict[str, Any]) -> bool:
+            if not any(state["open"].values()) and not state["requests"] and not state["used_blocks"]:
+                return True
+            self.add("tick", [1], 1)
+            self.wait("tick")
+            return False
+
+        self.until(quiet)
+
+    def trace(self, key: str) -> list[dict[str, Any]]:
+        """Records of this key's transfers so far."""
+        lines = self.trace_path.read_text().splitlines() if self.trace_path.exists() else []
+        return [record for record in map(json.loads, lines) if record["key"] == key]
+
+    def kill(self) -> None:
+        """kill -9; returns when the process is gone."""
+        os.kill(self.ready().pid, signal.SIGKILL)
+        assert self.lines.read() == ""
+        self._drop()
+
+    def finish(self) -> None:
+        """Let it end the normal way; :meth:`close` waits for that."""
+        self.wire.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self.lines.read()
+        self._drop()
+
+    def _drop(self) -> None:
+        self.wire.close()
+        self.listener.close()
+
+
+if __name__ == "__main__":
+    nursery()
