@@ -34,7 +34,7 @@ class Outcome:
 class Handshakes:
     """Background hand-shakes, at most one at a time per address.
 
-    All methods belong to the worker's thread; only :meth:`_connect` runs elsewhere.
+    All methods belong to the worker's thread; only :meth:`_run` and what it calls run elsewhere.
     """
 
     def __init__(self, engine: Any, rank: int, tp_size: int, pp_size: int) -> None:
@@ -44,6 +44,10 @@ class Handshakes:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvpush-handshake")
         self._running: dict[Address, Future[Outcome]] = {}
         self._peers: dict[Address, str] = {}
+        # Keys to withdraw when the hand-shake ends, and hand-shakes that take no more of them.
+        self._lock = threading.Lock()
+        self._withdrawn: dict[Address, list[str]] = {}
+        self._ended: set[Address] = set()
         self._closing = threading.Event()
 
     def peer(self, address: Address) -> str | None:
@@ -56,11 +60,23 @@ class Handshakes:
         if address not in self._running:
             self._running[address] = self._pool.submit(self._run, remote)
 
+    def withdraw(self, address: Address, key: str) -> bool:
+        """Let the hand-shake under way tell the peer that this key is not wanted; False if it just ended.
+
+        An engine without work is not stepped: nobody else would tell it, and P would hold its blocks.
+        """
+        with self._lock:
+            if address not in self._running or address in self._ended:
+                return False
+            self._withdrawn.setdefault(address, []).append(key)
+            return True
+
     def poll(self) -> list[Outcome]:
         """Return the hand-shakes that ended since the last call; never waits."""
         ended = [future.result() for future in self._running.values() if future.done()]
         for outcome in ended:
             del self._running[outcome.address]
+            self._ended.discard(outcome.address)
             if outcome.peer is not None:
                 self._peers[outcome.address] = outcome.peer
         return ended
@@ -81,6 +97,14 @@ class Handshakes:
             peer, error = self._connect(remote, ask), ""
         except Exception as failure:
             peer, error = None, f"hand-shake with {remote.host}:{remote.port} failed: {failure}"
+        with self._lock:
+            self._ended.add(address)
+            withdrawn = self._withdrawn.pop(address, [])
+        for key in withdrawn if peer is not None else ():
+            try:
+                self._engine.expect(peer, key).cancel()
+            except Exception as failure:
+                logger.info("kvpush: withdrawing key %s: %s", key, failure)
         return Outcome(address, peer, error, time.monotonic() - begin)
 
     def _connect(self, remote: Remote, question: Callable[..., Any]) -> str:

@@ -109,11 +109,13 @@ class Loads:
             load.recv.cancel()  # reported with its terminal event, when no unpack runs any more
             return
         self._stats.label("skipped", "cancelled")
+        parked = self._parked.get(load.address, [])
         if load.claim is not None:
             load.claim.cancel()
+        elif load in parked and self._handshakes.withdraw(load.address, load.key):
+            parked.remove(load)
         else:
-            # If its hand-shake succeeds later, the claim is made and withdrawn: P then frees at once.
-            load.gone = True
+            load.gone = True  # the claim is made and withdrawn when the hand-shake's end is seen
         self._report(load)
 
     # ---- progress ------------------------------------------------------------------------------
