@@ -389,7 +389,10 @@ bool Core::turn(TimeUs now) {
   const TimeUs late = now - std::exchange(last_turn_, now);
   now_ = now;
   if (late > config_.timeouts.peer_us / 2) {
-    for (auto& [id, session] : sessions_) session.link.restart_clocks(now);
+    for (auto& [id, session] : sessions_) {
+      session.link.restart_clocks(now);
+      if (!session.heard) session.opened_at = now;
+    }
   }
   transport_.poll(*this);
   carry_out();

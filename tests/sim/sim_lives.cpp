@@ -30,7 +30,7 @@ class RandomLife final : public SimWorld {
       faults.corrupt_data = maybe(0.2, 0.03);
       faults.stray = maybe(0.3, 0.05);
       faults.post_fails = maybe(0.15, 0.01);
-      faults.post_unknown = maybe(0.15, 0.01);
+      faults.post_unknown = maybe(0.2, 0.02);
       if (luck.chance(0.1)) faults.max_delay_us = 15'000;
       crash_ = maybe(0.3, 0.004);
       pack_fails_ = maybe(0.1, 0.01);
@@ -131,7 +131,7 @@ class RandomLife final : public SimWorld {
         }
         return;
       case 7:
-        if (dice().chance(0.2)) some.end->blocked_until = net_.now + static_cast<TimeUs>(dice().below(3000));
+        if (dice().chance(0.5)) some.end->blocked_until = net_.now + static_cast<TimeUs>(dice().below(6000));
         return;
       case 8:
         if (dice().chance(0.1) && !links_.empty()) {
@@ -251,13 +251,18 @@ class RandomLife final : public SimWorld {
       if (calm_ && from_.contains(key_of(prompt))) return;
       from_.try_emplace(key_of(prompt), link.p);
     }
-    if (calm_ && too_full(link.d)) return;
+    if (calm_ && (too_full(link.d) || claims_.size() + num_open_receives() > 10)) return;
     asked_.insert(key_of(prompt));
     if (dice().chance(0.4)) {
       claims_.push_back(expect(link.d, link.id, key_of(prompt), prompt));
     } else {
       receive(link.d, link.id, key_of(prompt), prompt, wanted(prompt), 0, !calm_ && dice().chance(0.05));
     }
+  }
+  /// Each is owed a push, which must find room at the end of this life.
+  std::size_t num_open_receives() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(receives_, [](const Receive& r) { return r.open; }));
   }
   void open(const Claim& claim) {
     receive(claim.node, claim.session, claim.key, claim.prompt, wanted(claim.prompt), claim.transfer, false);

@@ -362,6 +362,8 @@ void SimEnd::release_landing(const SessionId& id) {
   require(!session.d_open, "a landing was released before its session was closed");
   require(!session.p_open, "a landing was released while P could still write into it");
   require(!net_.writes_pending(id), "a landing was released with a post under way");
+  require(net_.revokes || session.p_dead || !session.unknown,
+          "a landing was released although the fate of a post into it is unknown");
   session.released = true;
   std::fill(session.landing.begin(), session.landing.end(), kReleased);
 }

@@ -85,6 +85,7 @@ class Unclaimed final : public SimWorld {
  private:
   void live() override {
     const SessionId session = connect(0, 1);
+    const SessionId other = connect(0, 1);
     const std::vector<std::size_t> sizes(shapes_.size(), 2);
     const protocol::Timeouts& t = config_.timeouts;
     const auto idle = [this] { step(static_cast<TimeUs>(100 + dice().below(300))); };
@@ -94,6 +95,8 @@ class Unclaimed final : public SimWorld {
     begin_push(1, "only claimed", 2, sizes);
     begin_push(1, "claim cancelled", 3, sizes);
     begin_push(1, "other digest", 4, sizes);
+    begin_push(1, "claimer goes", 8, sizes);
+    claims_.push_back(expect(0, other, "claimer goes", 8));
     const Claim claim = expect(0, session, "only claimed", 2);
     const Claim dropped = expect(0, session, "claim cancelled", 3);
     const Claim early = expect(0, session, "cancelled before its push", 5);
@@ -110,6 +113,8 @@ class Unclaimed final : public SimWorld {
     const TimeUs finished = net_.now;
     for (int i = 0; i < 5; ++i) idle();
     node(0).core->receiver().cancel(dropped.transfer, node(0).core->actions());
+    require(node(1).core->disconnect(other, net_.now).ok(), "an open session could not be ended");
+    const TimeUs gone = net_.now;
     while (net_.now < finished + t.claim_us + 3000) idle();
 
     const auto push_ends = [this](const char* key, const char* how, TimeUs from, TimeUs to) {
@@ -119,6 +124,7 @@ class Unclaimed final : public SimWorld {
     };
     push_ends("nobody asks", "unclaimed", finished + t.unclaimed_us, finished + t.unclaimed_us + 1000);
     push_ends("only claimed", "claim_expired", finished + t.claim_us, finished + t.claim_us + 1000);
+    push_ends("claimer goes", "unclaimed", gone + t.unclaimed_us, gone + t.unclaimed_us + 1000);
     push_ends("claim cancelled", "cancelled", finished, finished + 5000);
     push_ends("other digest", "unclaimed", finished + t.unclaimed_us, finished + t.unclaimed_us + 1000);
     push_ends("cancelled before its push", "cancelled", 0, finished + 1000);

@@ -42,7 +42,7 @@ SimWorld::SimWorld(std::uint64_t seed, WorldKind kind) : seed_(seed), kind_(kind
   config_.slot_bytes = 96 + 8 * luck.below(50);
   config_.num_slots = static_cast<std::uint32_t>(1 + luck.below(6));
   config_.num_leases = 1 + luck.below(6);
-  config_.timeouts = {60'000, 90'000, 40'000, 90'000, 10'000, 30'000};
+  config_.timeouts = {60'000, 90'000, 40'000, 200'000, 10'000, 30'000};
   lazy_ = luck.chance(0.5) ? 0.6 : 0;
 }
 
