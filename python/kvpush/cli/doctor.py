@@ -173,12 +173,13 @@ def _print(report: Report, console: "Console") -> None:
     nics = "; ".join(f"{n.name} ({n.kind}, {n.state}{', ' + n.rate if n.rate else ''})" for n in report.nics)
     vllm = report.vllm
     plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
+    support = "supported" if vllm.supported else "NOT supported"
     for label, text in (
         ("GPUs", gpus or "none"),
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),
         ("libfabric", report.libfabric or "not found"),
-        ("vLLM", f"{vllm.version} ({'supported' if vllm.supported else 'NOT supported'}, {plugin})"),
+        ("vLLM", f"{vllm.version} ({support}, {plugin})" if vllm.version else "not found"),
     ):
         console.print(f"{label:10}{escape(text)}")
     if report.missing:
