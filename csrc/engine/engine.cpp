@@ -10,7 +10,7 @@ namespace {
 
 // How often to look where the transport can only be polled (docs/threading.md).
 constexpr TimeUs kPollOpenUs = 1000;
-constexpr TimeUs kPollIdleUs = 10000;
+constexpr TimeUs kPollIdleUs = 20000;
 // Where goodbyes leave only while somebody polls.
 constexpr TimeUs kLingerUs = 20000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
