@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace kvpush {
@@ -22,8 +21,6 @@ enum class Code : std::uint8_t {
   kUnsupported,      ///< an explicit request cannot be met here
   kTransport,        ///< a library or the operating system refused a call
 };
-
-[[nodiscard]] std::string_view to_string(Code code) noexcept;
 
 /// A code and one line of context with the actual values.
 class [[nodiscard]] Status {

@@ -86,12 +86,6 @@ std::string shown(std::string_view text) {
 
 }  // namespace
 
-std::size_t Group::position_bytes() const {
-  std::size_t total = 0;
-  for (const Plane& plane : planes) total += plane.unit_bytes();
-  return total;
-}
-
 std::size_t Cache::max_unit_bytes() const {
   std::size_t largest = 0;
   for (const Group& group : groups) {

@@ -39,8 +39,6 @@ struct Group {
   std::vector<Plane> planes;
 
   [[nodiscard]] std::int64_t num_blocks() const { return planes.empty() ? 0 : planes.front().num_blocks; }
-  /// Bytes of all planes at one position.
-  [[nodiscard]] std::size_t position_bytes() const;
 };
 
 /// All groups of one worker, and what names the model they belong to.

@@ -73,7 +73,6 @@ class Engine {
   [[nodiscard]] Result<Stats> stats();
   [[nodiscard]] std::string incarnation() const { return to_string(parts_.incarnation); }
   [[nodiscard]] std::string transport() const { return transport_name_; }
-  [[nodiscard]] const Cache& cache() const { return *cache_; }
 
   /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
   void close();
