@@ -81,6 +81,7 @@ EngineConfig config_from(const py::dict& description) {
   core.max_quarantined_bytes = get<std::size_t>(description, "max_quarantined_bytes");
   core.max_sessions = get<std::size_t>(description, "max_sessions");
   core.max_claims = get<std::size_t>(description, "max_open_transfers");
+  core.min_link_bytes_per_s = get<std::uint64_t>(description, "min_link_bytes_per_s");
   core.timeouts.pairing_us = get<TimeUs>(description, "pairing_timeout_us");
   core.timeouts.claim_us = get<TimeUs>(description, "claim_timeout_us");
   core.timeouts.unclaimed_us = get<TimeUs>(description, "unclaimed_timeout_us");

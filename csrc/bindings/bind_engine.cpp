@@ -222,6 +222,8 @@ py::dict to_python(const Stats& stats) {
   KVPUSH_FIELD(leases_in_use);
   KVPUSH_FIELD(landing_bytes);
   KVPUSH_FIELD(quarantined_bytes);
+  KVPUSH_FIELD(slow_links);
+  KVPUSH_FIELD(link_bytes_per_s);
 #undef KVPUSH_FIELD
   out["push_failures"] = failures(stats.push_failures);
   out["receive_failures"] = failures(stats.receive_failures);

@@ -15,6 +15,8 @@ constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kMaxBacklogBytes = std::size_t{64} << 20U;
 constexpr TimeUs kBusyAfterBoxUs = 2000;
 constexpr std::size_t kMaxCreditsPerMessage = 1024;
+// The first connects what lies below the transport; the second is timed.
+constexpr std::uint32_t kNumProbes = 2;
 
 std::size_t slot_bytes_for(const Cache& cache, const CoreConfig& config) {
   if (config.slot_bytes != 0) return config.slot_bytes;
@@ -77,6 +79,7 @@ void Core::on_message(const SessionId& id, ByteView message) {
   if (const Status status = session.link.take_message(message, now_, bodies); !status.ok()) {
     actions_.breaches.emplace_back(id, status.message());
   }
+  if (!session.heard && session.role == Role::kPushes && measures_links()) session.probes_left = kNumProbes;
   session.heard = true;
   for (const protocol::Body& body : bodies) {
     if (std::holds_alternative<protocol::Bye>(body)) {
@@ -121,6 +124,11 @@ void Core::on_notice(const SessionId& id, ByteView notice) {
     ++stats_.boxes_discarded;
     return;
   }
+  if (taken.value()->transfer == protocol::kProbe) {
+    moved_at_ = now_;
+    receiver_.on_box(id, *taken.value(), now_, actions_);
+    return;
+  }
   moved_at_ = session.active_at = now_;
   ++stats_.boxes_received;
   const std::size_t before = actions_.unpacks.size();
@@ -134,15 +142,18 @@ void Core::on_completed(TicketId ticket, Fate fate) {
   progressed_ = true;
   const Work work = std::move(found->second);
   work_.erase(found);
-  if (work.lease.data != nullptr) {
+  const auto owner = sessions_.find(work.session);
+  if (work.kind == Work::Kind::kProbe && fate == Fate::kCompleted && owner != sessions_.end() &&
+      owner->second.state == State::kOpen) {
+    probed(work.session, owner->second, work);
+  } else if (work.lease.data != nullptr) {
     if (fate == Fate::kUnknown) {
-      leases_.quarantine();
+      leases_.quarantine(ticket, work.lease);
     } else {
       leases_.give_back(work.lease);
     }
   }
-  stats_.post_us += static_cast<std::uint64_t>(now_ - work.started_at);
-  const auto owner = sessions_.find(work.session);
+  if (work.kind == Work::Kind::kPost) stats_.post_us += static_cast<std::uint64_t>(now_ - work.started_at);
   if (owner == sessions_.end()) return;
   --owner->second.posts;
   if (fate == Fate::kUnknown) owner->second.unknown_fate = true;
@@ -152,6 +163,11 @@ void Core::on_completed(TicketId ticket, Fate fate) {
     close(work.session, FailCode::kTransport,
           fate == Fate::kFailed ? "a post failed" : "a post failed, its fate unknown");
   }
+}
+
+void Core::on_settled(TicketId ticket) {
+  leases_.settled(ticket);
+  progressed_ = true;
 }
 
 void Core::on_lost(const SessionId& id, const std::string& reason) {
@@ -279,6 +295,7 @@ void Core::schedule() {
     for (std::size_t i = 0; i < sessions_.size(); ++i) {
       if (it == sessions_.end()) it = sessions_.begin();
       const auto current = it++;
+      probe(current->first, current->second);
       if (start_pack(current->first, current->second)) {
         started = true;
         next_session_ = it == sessions_.end() ? SessionId{} : it->first;
@@ -290,7 +307,7 @@ void Core::schedule() {
 
 bool Core::start_pack(const SessionId& id, Session& session) {
   if (session.role != Role::kPushes || session.state != State::kOpen || session.free_slots.empty() ||
-      !session.waiting_posts.empty() || !sender_.has_work(id)) {
+      session.probes_left != 0 || !session.waiting_posts.empty() || !sender_.has_work(id)) {
     return false;
   }
   const std::uint32_t slot = session.free_slots.front();

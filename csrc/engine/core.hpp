@@ -33,6 +33,8 @@ struct CoreConfig {
   std::size_t max_quarantined_bytes = std::size_t{1} << 30U;
   std::size_t max_sessions = 1024;
   std::size_t max_claims = 65536;  ///< P: of one session
+  std::uint64_t min_link_bytes_per_s =
+      0;  ///< P: links are measured and warned of below this; 0: not measured
   protocol::Timeouts timeouts;
 };
 
@@ -112,8 +114,10 @@ class Core final : private TransportSink {
     std::deque<Bytes> backlog;
     std::size_t backlog_bytes = 0;
     std::deque<Post> waiting_posts;
-    Bytes answer;                  ///< P: what the offer got
-    bool heard = false;            ///< P: D has established
+    Bytes answer;        ///< P: what the offer got
+    bool heard = false;  ///< P: D has established
+    Region probe_lease;  ///< P: zeros to measure the link with, between the posts
+    std::uint32_t probes_left = 0;
     std::uint32_t local_work = 0;  ///< packs and unpacks under way
     std::uint32_t posts = 0;
     bool unknown_fate = false;  ///< P: a post may still write
@@ -124,9 +128,9 @@ class Core final : private TransportSink {
     bool lost_reported = false;
     bool transport_closed = false;
   };
-  /// A pack, then a post; or an unpack. Keyed by ticket.
+  /// A pack, then a post; an unpack; or the post of a probe. Keyed by ticket.
   struct Work {
-    enum class Kind : std::uint8_t { kPack, kPost, kUnpack } kind;
+    enum class Kind : std::uint8_t { kPack, kPost, kUnpack, kProbe } kind;
     SessionId session;
     protocol::BoxTask task;
     protocol::Unpack unpack;
@@ -138,6 +142,7 @@ class Core final : private TransportSink {
   void on_message(const SessionId& session, ByteView message) override;
   void on_notice(const SessionId& session, ByteView notice) override;
   void on_completed(TicketId ticket, Fate fate) override;
+  void on_settled(TicketId ticket) override;
   void on_lost(const SessionId& session, const std::string& reason) override;
 
   [[nodiscard]] protocol::Link link_to(const Incarnation& peer, TimeUs now) const {
@@ -153,6 +158,12 @@ class Core final : private TransportSink {
   void schedule();
   bool start_pack(const SessionId& id, Session& session);
   void post(const SessionId& id, Session& session, Post post);
+  [[nodiscard]] bool measures_links() const {
+    return config_.min_link_bytes_per_s != 0 && !capabilities_.mapped_slots;
+  }
+  void probe(const SessionId& id, Session& session);
+  void probed(const SessionId& id, Session& session, const Work& work);
+  [[nodiscard]] std::size_t probe_bytes(const Session& session) const;
   void enqueue(const SessionId& id, Session& session, Bytes message);
   void flush();
   void keep_time();

@@ -263,6 +263,7 @@ void Core::close(const SessionId& id, FailCode code, std::string reason) {
     work_.erase(work);
   }
   session.waiting_posts.clear();
+  if (session.probe_lease.data != nullptr) leases_.give_back(std::exchange(session.probe_lease, {}));
   session.backlog.clear();
   session.backlog_bytes = 0;
   if (session.role == Role::kPushes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -10,7 +11,7 @@
 namespace kvpush {
 
 /// A pool of equal staging buffers. A buffer whose post has an unknown fate is never reused: it is
-/// quarantined, and replaced. Progress thread only.
+/// quarantined, and replaced, until the transport has seen the end of that post. Progress thread only.
 class Leases {
  public:
   Leases(Transport& transport, std::size_t lease_bytes, std::size_t num_leases)
@@ -23,7 +24,7 @@ class Leases {
 
   [[nodiscard]] std::size_t lease_bytes() const { return lease_bytes_; }
   [[nodiscard]] std::size_t in_use() const { return in_use_; }
-  [[nodiscard]] std::size_t quarantined_bytes() const { return num_quarantined_ * lease_bytes_; }
+  [[nodiscard]] std::size_t quarantined_bytes() const { return quarantined_.size() * lease_bytes_; }
 
   /// Nothing when all are out, or memory cannot be had.
   std::optional<Region> take() {
@@ -42,9 +43,16 @@ class Leases {
     free_.push_back(region);
     --in_use_;
   }
-  void quarantine() {
-    ++num_quarantined_;
+  void quarantine(TicketId ticket, const Region& region) {
+    quarantined_.emplace(ticket, region);
     --in_use_;
+  }
+  /// The post is over. Its buffer was replaced: it goes back to the transport.
+  void settled(TicketId ticket) {
+    const auto found = quarantined_.find(ticket);
+    if (found == quarantined_.end()) return;
+    transport_.release_staging(found->second);
+    quarantined_.erase(found);
   }
 
  private:
@@ -53,7 +61,7 @@ class Leases {
   std::size_t num_leases_;
   std::vector<Region> free_;
   std::size_t in_use_ = 0;
-  std::size_t num_quarantined_ = 0;
+  std::map<TicketId, Region> quarantined_;
 };
 
 }  // namespace kvpush

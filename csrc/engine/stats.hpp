@@ -27,7 +27,8 @@ struct Stats {
   std::uint64_t sessions_ended = 0;  ///< lost or closed
   std::uint64_t pack_us = 0;         ///< from start to end of packs, summed
   std::uint64_t unpack_us = 0;
-  std::uint64_t post_us = 0;  ///< from post to completion, summed
+  std::uint64_t post_us = 0;     ///< from post to completion, summed
+  std::uint64_t slow_links = 0;  ///< sessions whose link was slower than min_link_bytes_per_s
   // Now.
   std::uint64_t sessions = 0;
   std::uint64_t open_pushes = 0;
@@ -37,6 +38,7 @@ struct Stats {
   std::uint64_t leases_in_use = 0;
   std::uint64_t landing_bytes = 0;
   std::uint64_t quarantined_bytes = 0;
+  std::uint64_t link_bytes_per_s = 0;  ///< of the session measured last; 0: none was
 };
 
 }  // namespace kvpush

@@ -47,6 +47,9 @@ struct Credit {
 struct Accept {
   TransferId transfer = 0;
 };
+/// No transfer: a BOX of zeros by which P measures the link. D returns its credit.
+inline constexpr TransferId kProbe = 0;
+
 struct BoxNotice {
   TransferId transfer = 0;
   std::uint32_t slot = 0;

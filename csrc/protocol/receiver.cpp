@@ -170,6 +170,7 @@ void Receiver::on_box(const SessionId& session_id, const BoxNotice& box, TimeUs 
     return;
   }
   session.with_peer[box.slot] = false;
+  if (box.transfer == kProbe) return give_back(session_id, box.slot, out);
   const auto found = transfers_.find(box.transfer);
   const bool known = found != transfers_.end() && found->second.session == session_id;
   if ((!known && box.transfer > session.last_transfer) || (known && found->second.handle == 0)) {

@@ -34,6 +34,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "handshake_timeout_s": (0.001, 1e6),
     "close_timeout_s": (0.0, 1e6),
     "max_quarantined_bytes": (0, 1 << 44),
+    "min_link_gb_per_s": (0.0, 1e6),
     "pack_threads": (0, 256),
 }
 
@@ -79,6 +80,9 @@ class Config:
         How long :meth:`kvpush.Engine.close` waits for packs, unpacks and posts that are under way.
     max_quarantined_bytes : int
         Cap of memory that a vanished peer may still write to; above it new sessions are refused.
+    min_link_gb_per_s : float
+        P measures each new session's path with two slots of zeros (transports without mapped slots), logs the
+        rate, and warns below this. 0 does not measure.
     pack_threads : int
         Threads that copy; 0 copies on the engine's own thread.
     nixl_library : str
@@ -114,6 +118,7 @@ class Config:
     handshake_timeout_s: float = 30.0
     close_timeout_s: float = 5.0
     max_quarantined_bytes: int = 1024 * _MIB
+    min_link_gb_per_s: float = 0.5
     pack_threads: int = 1
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
@@ -188,6 +193,8 @@ class Config:
             value = getattr(self, each.name)
             if each.name.endswith("_timeout_s"):
                 core[each.name.removesuffix("_s") + "_us"] = round(value * 1e6)
+            elif each.name == "min_link_gb_per_s":
+                core["min_link_bytes_per_s"] = round(value * 1e9)
             elif each.name != "secret":
                 core[each.name] = value
         core["nixl_backends"] = list(self.nixl_backends)

@@ -112,6 +112,7 @@ class End final : public Transport {
   void poll(TransportSink& sink) override {
     // What came in before this round; the sink may send meanwhile.
     for (const Post& post : std::exchange(posts_, {})) carry_out(post, sink);
+    for (const TicketId ticket : std::exchange(settling, {})) sink.on_settled(ticket);
     std::vector<Packet> due;
     std::vector<Packet> later;
     for (Packet& packet : std::exchange(inbox_, {}))
@@ -149,6 +150,7 @@ class End final : public Transport {
   }
 
   bool fail_connect = false;
+  std::vector<TicketId> settling;  ///< told as settled by the next poll
   std::size_t num_staging = 0;
   std::size_t max_staging = SIZE_MAX;
 

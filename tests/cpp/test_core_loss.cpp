@@ -160,7 +160,12 @@ TEST(posts_that_fail) {
       const SessionId session = world.connect(d, p);
       const SessionId bystander = world.connect(d, p);
       int num_posts = 0;
-      world.net.fate = [&](TicketId) { return ++num_posts == 3 ? fate : Fate::kCompleted; };
+      TicketId failed = 0;
+      world.net.fate = [&](TicketId ticket) {
+        if (++num_posts != 3) return Fate::kCompleted;
+        failed = ticket;
+        return fate;
+      };
       const Pushed pushed = start(world, d, p, session, "k", 60);
       CHECK(world.run_until([&] { return !d.lost.empty() && !p.lost.empty(); }, kBound));
       CHECK_EQ(p.end_of(pushed.push), "transport");
@@ -169,6 +174,11 @@ TEST(posts_that_fail) {
       CHECK_EQ(p.core->stats().leases_in_use, 0U);
       const bool unknown = fate == Fate::kUnknown;
       CHECK_EQ(p.core->stats().quarantined_bytes, unknown ? 400U : 0U);
+      const std::size_t num_staging = p.end.num_staging;
+      p.end.settling.push_back(failed);
+      world.run_for(1000);
+      CHECK_EQ(p.core->stats().quarantined_bytes, 0U);
+      CHECK_EQ(p.end.num_staging, unknown ? num_staging - 1 : num_staging);
       CHECK_EQ(d.core->stats().landing_bytes, 3200U);
       CHECK_EQ(d.core->stats().quarantined_bytes, proves_quiet ? 0U : 3200U);
 

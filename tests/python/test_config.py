@@ -119,8 +119,9 @@ def test_core_gets_microseconds():
     assert core["close_timeout_us"] == 0
     assert core["pairing_timeout_us"] == 60_000_000
     assert all(type(value) in (int, str, list) for value in core.values())
+    assert core.pop("min_link_bytes_per_s") == 500_000_000
     assert {name.removesuffix("_us").removesuffix("_s") for name in core} == {
-        name.removesuffix("_s") for name in FIELDS if name != "secret"
+        name.removesuffix("_s") for name in FIELDS if name not in ("secret", "min_link_gb_per_s")
     }
 
 

@@ -63,11 +63,20 @@ void End::on_notice(const SessionId& session, ByteView notice) {
 void End::on_completed(TicketId ticket, Fate fate) {
   ++num_seen_;
   fates[ticket].push_back(fate);
-  // Of unknown fate: never given back, as an engine would quarantine it.
-  if (const auto found = staging_.find(ticket); found != staging_.end() && fate != Fate::kUnknown) {
-    transport_->release_staging(found->second);
-    staging_.erase(found);
-  }
+  // Of unknown fate: kept until it has settled, as an engine would.
+  if (fate != Fate::kUnknown) release_staging_of(ticket);
+}
+
+void End::on_settled(TicketId ticket) {
+  CHECK_EQ(fates[ticket], std::vector<Fate>{Fate::kUnknown});
+  release_staging_of(ticket);
+}
+
+void End::release_staging_of(TicketId ticket) {
+  const auto found = staging_.find(ticket);
+  if (found == staging_.end()) return;
+  transport_->release_staging(found->second);
+  staging_.erase(found);
 }
 
 void End::on_lost(const SessionId& session, const std::string& reason) {

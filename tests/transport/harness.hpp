@@ -47,6 +47,7 @@ class End final : public TransportSink {
   void on_message(const SessionId& session, ByteView message) override;
   void on_notice(const SessionId& session, ByteView notice) override;
   void on_completed(TicketId ticket, Fate fate) override;
+  void on_settled(TicketId ticket) override;
   void on_lost(const SessionId& session, const std::string& reason) override;
 
   std::map<Uuid, std::vector<Bytes>> messages;
@@ -56,6 +57,8 @@ class End final : public TransportSink {
   std::function<void(const SessionId&, ByteView)> notice_hook;  ///< runs inside on_notice
 
  private:
+  void release_staging_of(TicketId ticket);
+
   std::unique_ptr<Transport> transport_;
   std::map<TicketId, Region> staging_;
   std::size_t num_seen_ = 0;

@@ -44,6 +44,7 @@ struct Log : TransportSink {
   std::map<SessionId, std::vector<Bytes>> messages, notices;
   std::map<TicketId, Fate> fates;
   std::size_t num_completions = 0;
+  std::size_t num_settled = 0;
   std::vector<SessionId> lost;
 
   void on_message(const SessionId& session, ByteView message) override {
@@ -55,6 +56,10 @@ struct Log : TransportSink {
   void on_completed(TicketId ticket, Fate fate) override {
     fates[ticket] = fate;
     ++num_completions;
+  }
+  void on_settled(TicketId ticket) override {
+    CHECK(fates.at(ticket) == Fate::kUnknown);
+    ++num_settled;
   }
   void on_lost(const SessionId& session, const std::string& /*reason*/) override { lost.push_back(session); }
 };
@@ -346,6 +351,7 @@ TEST(closing_answers_every_post_and_late_notices_are_dropped) {
   CHECK_EQ(p.log.num_completions, 20U);
   CHECK(d.log.notices[id].empty());
   CHECK(poll_until(d, p, [&] { return d.transport->landing_quiet(id); }));
+  CHECK_EQ(p.log.num_settled, p.counters->orphaned_posts.load());
   CHECK(p.transport->send(id, text("x")) == Sent::kLost);
   d.transport->release_landing(id);
 }

@@ -109,6 +109,7 @@ class FaultTransport final : public Transport, private TransportSink {
   void on_completed(TicketId ticket, Fate fate) override {
     sink_->on_completed(ticket, unknown_.erase(ticket) != 0 ? Fate::kUnknown : fate);
   }
+  void on_settled(TicketId ticket) override { sink_->on_settled(ticket); }
   void on_lost(const SessionId& session, const std::string& reason) override {
     std::erase(losing_, session);
     if (const auto found = lost_.find(session); found != lost_.end() && found->second) return;

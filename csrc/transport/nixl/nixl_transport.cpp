@@ -125,7 +125,9 @@ void NixlTransport::lose_all_of(const std::string& agent, const std::string& rea
 void NixlTransport::on_ended(const NixlPosts::Ended& ended) {
   const NixlPost& post = ended.post;
   settle_account(post, ended.code == kNixlOk);
-  if (!post.orphaned) {
+  if (post.orphaned) {
+    if (ended.code == kNixlOk) settled_.push_back(post.ticket);
+  } else {
     due_.emplace_back(post.ticket, ended.code == kNixlOk ? Fate::kCompleted : Fate::kUnknown);
   }
   if (ended.leaked) ++counters_->leaked_requests;
@@ -206,6 +208,7 @@ void NixlTransport::dispatch(TransportSink& sink, const char* agent, ByteView pa
 
 void NixlTransport::deliver(TransportSink& sink) {
   for (const auto& [ticket, fate] : std::exchange(due_, {})) sink.on_completed(ticket, fate);
+  for (const TicketId ticket : std::exchange(settled_, {})) sink.on_settled(ticket);
   for (const auto& [session, reason] : std::exchange(lost_, {})) {
     if (sessions_.contains(session)) sink.on_lost(session, reason);
   }

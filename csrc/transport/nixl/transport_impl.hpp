@@ -127,6 +127,7 @@ class NixlTransport final : public Transport {
   std::unordered_map<SessionId, NixlDraining> draining_;
   std::vector<NixlMemory> staging_;
   std::vector<std::pair<TicketId, Fate>> due_;
+  std::vector<TicketId> settled_;
   std::vector<std::pair<SessionId, std::string>> lost_;
   Bytes frame_;
   std::uint64_t turn_ = 1;

@@ -1,0 +1,72 @@
+// How fast a session's path is, measured before its first box: a transport may have fallen back to a slow
+// one.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/log.hpp"
+#include "engine/core.hpp"
+
+namespace kvpush {
+namespace {
+
+constexpr std::size_t kMaxProbeBytes = std::size_t{1} << 20U;
+
+std::string in_gb(double bytes_per_s) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f GB/s", bytes_per_s / 1e9);
+  return text.data();
+}
+
+}  // namespace
+
+std::size_t Core::probe_bytes(const Session& session) const {
+  return std::min({session.slot_bytes, leases_.lease_bytes(), kMaxProbeBytes});
+}
+
+void Core::probe(const SessionId& id, Session& session) {
+  const bool under_way = session.posts != 0 || !session.waiting_posts.empty();
+  if (session.probes_left == 0 || session.state != State::kOpen || under_way || session.free_slots.empty()) {
+    return;
+  }
+  if (session.probe_lease.data == nullptr) {
+    const auto taken = leases_.take();
+    if (!taken) return;
+    session.probe_lease = *taken;
+    // It may hold another peer's KV. The post is the next turn's, whose clock starts after this.
+    std::memset(taken->data, 0, probe_bytes(session));
+    progressed_ = true;
+    return;
+  }
+  const std::uint32_t slot = session.free_slots.front();
+  session.free_slots.pop_front();
+  const TicketId ticket = next_ticket_++;
+  const ByteView zeros(session.probe_lease.data, probe_bytes(session));
+  Bytes notice = session.link.seal(protocol::BoxNotice{protocol::kProbe, slot, {}, 0});
+  work_.emplace(ticket, Work{Work::Kind::kProbe, id, {}, {}, slot, session.probe_lease, now_});
+  session.probe_lease = {};
+  post(id, session, Post{ticket, slot, zeros, std::move(notice)});
+  progressed_ = true;
+}
+
+void Core::probed(const SessionId& id, Session& session, const Work& work) {
+  if (--session.probes_left != 0) {
+    session.probe_lease = work.lease;
+    return;
+  }
+  leases_.give_back(work.lease);
+  const auto us = static_cast<double>(std::max(now_ - work.started_at, TimeUs{1}));
+  const double bytes_per_s = static_cast<double>(probe_bytes(session)) * 1e6 / us;
+  stats_.link_bytes_per_s = static_cast<std::uint64_t>(bytes_per_s);
+  const std::string what = "session " + to_string(id) + " to engine " + to_string(session.peer) + " over " +
+                           std::string(transport_.name()) + ": " + in_gb(bytes_per_s);
+  const auto floor = static_cast<double>(config_.min_link_bytes_per_s);
+  if (bytes_per_s >= floor) return log(LogLevel::kInfo, what);
+  ++stats_.slow_links;
+  log(LogLevel::kWarning, what + ", below min_link_gb_per_s (" + in_gb(floor) +
+                              "): is this the path you meant? docs/gotchas.md says how to look");
+}
+
+}  // namespace kvpush
