@@ -118,6 +118,7 @@ def test_models_come_from_a_backend() -> None:
         (b"", "not valid JSON"),
         (b"[" * 200_000, "not valid JSON"),
         (b'{"temperature": NaN}', "NaN is no JSON value"),
+        (b'{"temperature": -1e999}', "-1e999 is too large a number"),
         (b'["a"]', "must be a JSON object"),
     ],
 )

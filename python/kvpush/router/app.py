@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import re
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -123,7 +124,7 @@ class Router:
             if len(content) > limit:
                 raise too_large
         try:
-            body = json.loads(content, parse_constant=_no_constant)
+            body = json.loads(content, parse_constant=_no_constant, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"the request body is not valid JSON: {error}") from error
         if not isinstance(body, dict):
@@ -138,6 +139,14 @@ def _forwarded(request: Request) -> httpx.Headers:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    # It would be forwarded as Infinity, which is no JSON.
+    if not math.isfinite(number):
+        raise ValueError(f"{digits} is too large a number")
+    return number
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
