@@ -2,6 +2,7 @@
 
 import typer
 
+from kvpush.cli.bench import bench
 from kvpush.cli.demo import demo
 from kvpush.cli.doctor import doctor
 from kvpush.cli.router import router
@@ -36,3 +37,4 @@ def root(
 app.command()(doctor)
 app.command()(demo)
 app.command()(router)
+app.add_typer(bench)

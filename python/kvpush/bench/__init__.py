@@ -1,0 +1,1 @@
+"""``kvpush bench``: how fast, and beside what. Needs numpy (the extra ``bench``)."""

@@ -1,0 +1,132 @@
+"""``kvpush bench transfer``: every arm in one run, interleaved round by round."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kvpush
+from kvpush.bench.arm_kvpush import KvpushEnd
+from kvpush.bench.arm_memcpy import MemcpyEnd
+from kvpush.bench.arm_nixl import ONE, PER_BLOCK, POLL, SLEEP, NixlEnd, find_module
+from kvpush.bench.arms import PairSpec, Variant
+from kvpush.bench.cases import Case
+from kvpush.bench.pair import Pair, Round
+from kvpush.bench.rows import make_rows
+from kvpush.errors import InvalidArgument, Unsupported
+
+DEFAULT_TLS = "default"
+ARMS = ("nixl-per-block", "nixl-one-descriptor", "kvpush-shm", "kvpush-nixl", "memcpy")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress: rounds done of all, and what is going on."""
+
+    done: int
+    of: int
+    text: str
+
+
+def choose_arms(wanted: Sequence[str]) -> tuple[list[PairSpec], list[str]]:
+    """Return the pairs of processes for the arms, all that work here if none is named, and what is left out.
+
+    Raises
+    ------
+    InvalidArgument
+        No such arm.
+    Unsupported
+        An arm that was named cannot run here; the message says why.
+    """
+    unknown = [name for name in wanted if name not in ARMS]
+    if unknown:
+        raise InvalidArgument(f"arm {unknown[0]!r}: there are {', '.join(ARMS)}")
+    reasons = _reasons()
+    for name in wanted:
+        if reasons.get(name):
+            raise Unsupported(f"arm {name} cannot run here: {reasons[name]}")
+    names = [name for name in ARMS if not reasons.get(name) and (not wanted or name in wanted)]
+    left_out = [f"{name} left out: {why}" for name, why in reasons.items() if why and not wanted]
+    return list(_pairs(names)), left_out
+
+
+def _reasons() -> dict[str, str]:
+    """Return for each arm that cannot run here why."""
+    found = kvpush.transports()
+    nixl = "" if find_module() else "NIXL's Python package is not installed: pip install 'kvpush[nixl]'"
+    return {
+        "nixl-per-block": nixl,
+        "nixl-one-descriptor": nixl,
+        "kvpush-shm": found.get("shm", "not in this build"),
+        "kvpush-nixl": found.get("nixl", "not in this build"),
+    }
+
+
+def _pairs(names: Sequence[str]) -> Iterator[PairSpec]:
+    nixl = [
+        Variant(arm, "ucx", f"{kind}/{target}", target)
+        for arm, kind in (("nixl-per-block", PER_BLOCK), ("nixl-one-descriptor", ONE))
+        if arm in names
+        for target in (POLL, SLEEP)
+    ]
+    if nixl:
+        yield PairSpec("nixl", NixlEnd, tuple(nixl))
+    for transport in ("shm", "nixl"):
+        if f"kvpush-{transport}" in names:
+            factory = functools.partial(KvpushEnd, transport=transport)
+            yield PairSpec(f"kvpush over {transport}", factory, (Variant("kvpush", transport),))
+    if "memcpy" in names:
+        yield PairSpec("memcpy", MemcpyEnd, (Variant("memcpy", "none"),))
+
+
+def run(
+    cases: Sequence[Case],
+    specs: Sequence[PairSpec],
+    rounds: int,
+    ucx_tls: Sequence[str] = (DEFAULT_TLS,),
+    progress: Callable[[Step], None] = lambda step: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one case after another, for one UCX_TLS after another.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+        With their cache (see :func:`kvpush.bench.cases.with_cache`), one size for all.
+    specs : sequence of PairSpec
+        What runs beside each other.
+    rounds : int
+        Of each arm in each case; one more before and one after are verified and not counted.
+    ucx_tls : sequence of str
+        Values of UCX_TLS for all processes; "default" leaves it unset.
+    progress : callable
+        Called before every round.
+
+    Raises
+    ------
+    BenchError
+        An arm failed or moved wrong bytes.
+    """
+    slots = [(spec, variant) for spec in specs for variant in spec.variants]
+    total = len(ucx_tls) * len(cases) * (rounds + 2) * len(slots)
+    done = 0
+    for tls in ucx_tls:
+        env = {"UCX_TLS": None if tls == DEFAULT_TLS else tls}
+        progress(Step(done, total, "starting the processes"))
+        with contextlib.ExitStack() as stack:
+            pairs = {s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env)) for s in specs}
+            for case in cases:
+                for pair in pairs.values():
+                    pair.begin(case)
+                measured: dict[Variant, list[Round]] = {variant: [] for _, variant in slots}
+                for number in range(rounds + 2):
+                    verify = {0: "spans" if case.num_batches > 1 else "all", rounds + 1: "spans"}.get(
+                        number, ""
+                    )
+                    for slot, (spec, variant) in enumerate(slots):
+                        progress(Step(done, total, f"{case.label}: {variant.arm} {variant.transport}"))
+                        result = pairs[spec.name].round(variant, number, slot, len(slots), verify)
+                        done += 1
+                        if not verify:
+                            measured[variant].append(result)
+                yield make_rows(case, measured, tls)

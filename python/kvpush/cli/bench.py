@@ -1,0 +1,156 @@
+"""``kvpush bench``: how fast this machine is, and beside what."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvpush.bench.cases import Case
+
+INSTALL_COMMAND = "pip install 'kvpush[bench]'"
+
+bench = typer.Typer(name="bench", help="Measure kvpush beside NIXL and memcpy.", no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
+
+
+@bench.command()
+def transfer(
+    block_bytes: Annotated[str, typer.Option(help="Block bytes in one layer, 1KiB to 1MiB: a list.")] = "",
+    run_blocks: Annotated[
+        str, typer.Option(help="Neighbouring blocks in a row: 1 scattered, 0 contiguous; a list.")
+    ] = "",
+    num_layers: Annotated[str, typer.Option(help="Layers, 1 to 128; a list.")] = "",
+    total_bytes: Annotated[str, typer.Option(help="Bytes of one transfer, up to 1GiB; a list.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Transfers at once, 1 to 64; a list.")] = "",
+    model_shape: Annotated[
+        str,
+        typer.Option(help="Block bytes and layers of: llama-70b-tp8, qwen3-32b-tp4, deepseek-v3, smollm2."),
+    ] = "",
+    idle_ms: Annotated[
+        str,
+        typer.Option(help="Latency of one transfer at a time (64 KiB), so long after the last; a list."),
+    ] = "",
+    arms: Annotated[
+        str,
+        typer.Option(help="A list of nixl-per-block, nixl-one-descriptor, kvpush-shm, kvpush-nixl, memcpy."),
+    ] = "",
+    ucx_tls: Annotated[
+        list[str] | None, typer.Option(help="UCX_TLS of all processes, or 'default'. May be repeated.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each arm in each case.")] = 12,
+    cache_bytes: Annotated[
+        str, typer.Option(help="Size of each cache. Default: 8 x what moves at once, 512MiB at most.")
+    ] = "0",
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases, within a minute.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results into this PNG file.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Move KV between two processes: kvpush, NIXL per block, NIXL as one descriptor, memcpy.
+
+    Arms take turns round by round. A transfer's time is from its submission at P until D has seen it
+    complete. Bytes are verified before and after the rounds.
+    """
+    from kvpush.errors import KvpushError
+
+    try:
+        _check_packages("numpy", *(["matplotlib"] if plot else []))
+        cases = _cases(
+            block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms, quick
+        )
+        _transfer(cases, arms, ucx_tls, rounds, cache_bytes, plot, as_json)
+    except KvpushError as error:
+        typer.echo(f"kvpush bench: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _check_packages(*modules: str) -> None:
+    from kvpush.errors import Unsupported
+
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise Unsupported(f"the package {module} is not installed. Run: {INSTALL_COMMAND}")
+
+
+def _cases(
+    block_bytes: str,
+    run_blocks: str,
+    num_layers: str,
+    total_bytes: str,
+    concurrency: str,
+    model_shape: str,
+    idle_ms: str,
+    quick: bool,
+) -> "list[Case]":
+    from kvpush.bench.cases import MODEL_SHAPES, default_sweep, parse_sizes, sweep
+    from kvpush.errors import InvalidArgument
+
+    given = (block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms)
+    if not any(given):
+        return default_sweep(quick)
+    if model_shape:
+        if model_shape not in MODEL_SHAPES:
+            raise InvalidArgument(f"--model-shape {model_shape!r}: there are {', '.join(MODEL_SHAPES)}")
+        if block_bytes or num_layers:
+            raise InvalidArgument("--model-shape gives block bytes and layers: leave those options out")
+        shape = MODEL_SHAPES[model_shape]
+        block_bytes, num_layers = str(shape.block_bytes), str(shape.num_layers)
+    latency = bool(idle_ms)
+    return sweep(
+        block_bytes=parse_sizes("block-bytes", block_bytes or "4KiB"),
+        run_blocks=parse_sizes("run-blocks", run_blocks or "1"),
+        num_layers=parse_sizes("num-layers", num_layers or ("4" if latency else "16")),
+        total_bytes=parse_sizes("total-bytes", total_bytes or ("64KiB" if latency else "64MiB")),
+        concurrency=parse_sizes("concurrency", concurrency or "1"),
+        idle_ms=parse_sizes("idle-ms", idle_ms) if idle_ms else [],
+        model_shape=model_shape,
+    )
+
+
+def _transfer(
+    cases: "list[Case]",
+    arms: str,
+    ucx_tls: list[str] | None,
+    rounds: int,
+    cache_bytes: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvpush.bench.cases import parse_sizes, with_cache
+    from kvpush.bench.environment import environment
+    from kvpush.bench.output import print_rows
+    from kvpush.bench.transfer import DEFAULT_TLS, choose_arms, run
+
+    specs, left_out = choose_arms([name.strip() for name in arms.split(",") if name.strip()])
+    for line in left_out:
+        typer.echo(line, err=True)
+    cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
+    lines: list[dict[str, Any]] = [environment()]
+    if as_json:
+        typer.echo(json.dumps(lines[0]))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting")
+        for rows in run(
+            cases,
+            specs,
+            rounds,
+            ucx_tls or [DEFAULT_TLS],
+            lambda step: bar.update(task, completed=step.done, total=step.of, description=step.text),
+        ):
+            lines += rows
+            if as_json:
+                for row in rows:
+                    typer.echo(json.dumps(row))
+            else:
+                print_rows(rows)
+    if plot is not None:
+        from kvpush.bench.plot import draw
+
+        draw(lines, plot)
+        typer.echo(f"drawn: {plot}", err=True)
