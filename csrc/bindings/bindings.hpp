@@ -37,5 +37,6 @@ py::dict transports(const std::string& nixl_library);
 
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);
+void bind_bench(py::module_& module);
 
 }  // namespace kvpush::bindings

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = KVPUSH_VERSION;
   kvpush::bindings::bind_event(module);
   kvpush::bindings::bind_engine(module);
+  kvpush::bindings::bind_bench(module);
   module.def("transports", &kvpush::bindings::transports, pybind11::arg("nixl_library") = "",
              "Which transports this build and machine can use: name to '' or to the reason why not.");
 }

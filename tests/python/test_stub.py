@@ -43,7 +43,7 @@ def test_class_members():
 def test_every_class_and_method_has_a_docstring():
     bare = []
     for name in declared()[1]:
-        cls = getattr(kvpush, name)
+        cls = getattr(kvpush, name, None) or getattr(_core, name)  # tools of the benchmarks stay there
         methods = [
             f"{name}.{m}"
             for m in public(vars(cls))

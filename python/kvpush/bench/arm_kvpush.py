@@ -38,15 +38,8 @@ class KvpushEnd(End):
             return False
         if self._engine is not None:
             self._engine.close()
-        shape = (case.num_blocks, 1, VLLM_BLOCK_TOKENS, case.block_bytes // VLLM_BLOCK_TOKENS)
-        layer = case.num_blocks * case.block_bytes
-        planes = [
-            kvpush.Plane.from_array(self._bytes[i * layer : (i + 1) * layer].reshape(shape), name=f"layer{i}")
-            for i in range(case.num_layers)
-        ]
-        cache = kvpush.Cache([kvpush.Group(VLLM_BLOCK_TOKENS, planes)], fingerprint={"model": "bench"})
         config = kvpush.Config.from_env(transport=self._transport, peer_timeout_s=_PEER_TIMEOUT_S)
-        self._engine = kvpush.Engine(cache, config)
+        self._engine = kvpush.Engine(make_cache(case, self._bytes), config)
         return True
 
     def offer(self) -> bytes:
@@ -111,3 +104,14 @@ class KvpushEnd(End):
     def _live(self) -> kvpush.Engine:
         assert self._engine is not None
         return self._engine
+
+
+def make_cache(case: Case, array: Any) -> kvpush.Cache:
+    """Describe an array, shape [bytes], as the planes of `case`, layer after layer."""
+    layer = case.num_blocks * case.block_bytes
+    shape = (case.num_blocks, 1, VLLM_BLOCK_TOKENS, case.block_bytes // VLLM_BLOCK_TOKENS)
+    planes = [
+        kvpush.Plane.from_array(array[i * layer : (i + 1) * layer].reshape(shape), name=f"layer{i}")
+        for i in range(case.num_layers)
+    ]
+    return kvpush.Cache([kvpush.Group(VLLM_BLOCK_TOKENS, planes)], fingerprint={"model": "bench"})

@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvpush.bench.cases import Case
+from kvpush.bench.cases import Case, size
 
 _COLUMNS = (
     *("arm", "GB/s", "per layer", "p50 / p90 / p99 ms", "ops", "CPU s/GB"),
     *("x per-block", "of ceiling", "of memcpy"),
 )
+_PACK_ARMS = ("memcpy", "pack", "unpack")
 _PIPE_WIDTH = 120
 
 
@@ -62,3 +63,43 @@ def _ratio(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return f"{100 * value:.0f} %" if unit == "%" else f"{value:.2f}"
+
+
+def print_pack(rows: Sequence[dict[str, Any]]) -> None:
+    """Print all rows of ``bench pack`` as one table."""
+    table = Table(title="pack and unpack alone", title_justify="left")
+    for name in ("blocks of", "in runs of", "layers", "bytes", "threads"):
+        table.add_column(name, justify="right")
+    for arm in _PACK_ARMS:
+        table.add_column(f"{arm} GB/s", justify="right")
+    for arm in _PACK_ARMS[1:]:
+        table.add_column(f"{arm} of memcpy", justify="right")
+    for first in range(0, len(rows), len(_PACK_ARMS)):
+        by_arm = {row["arm"]: row for row in rows[first : first + len(_PACK_ARMS)]}
+        row = by_arm["pack"]
+        table.add_row(
+            size(row["block_bytes"]),
+            str(row["run_blocks"] or "all"),
+            str(row["num_layers"]),
+            size(row["total_bytes"]),
+            str(row["threads"]),
+            *(f"{by_arm[arm]['gb_per_s']:.3g}" for arm in _PACK_ARMS),
+            *(_ratio(by_arm[arm]["share_of_memcpy"], "%") for arm in _PACK_ARMS[1:]),
+        )
+    console().print(table)
+
+
+def print_engine(rows: Sequence[dict[str, Any]]) -> None:
+    """Print all rows of ``bench engine`` as one table."""
+    table = Table(title="what is not copying, microseconds", title_justify="left")
+    for name in ("what", "over", "requests", "p50", "p90", "p99", "samples"):
+        table.add_column(name, justify="left" if name in ("what", "over") else "right")
+    for row in rows:
+        table.add_row(
+            row["arm"].replace("_", " "),
+            row["transport"],
+            str(row["requests"] or ""),
+            *(f"{row[name]:.3g}" for name in ("p50_us", "p90_us", "p99_us")),
+            str(row["samples"]),
+        )
+    console().print(table)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import kvpush
@@ -18,15 +17,6 @@ from kvpush.errors import InvalidArgument, Unsupported
 
 DEFAULT_TLS = "default"
 ARMS = ("nixl-per-block", "nixl-one-descriptor", "kvpush-shm", "kvpush-nixl", "memcpy")
-
-
-@dataclass(frozen=True)
-class Step:
-    """Progress: rounds done of all, and what is going on."""
-
-    done: int
-    of: int
-    text: str
 
 
 def choose_arms(wanted: Sequence[str]) -> tuple[list[PairSpec], list[str]]:
@@ -85,7 +75,7 @@ def run(
     specs: Sequence[PairSpec],
     rounds: int,
     ucx_tls: Sequence[str] = (DEFAULT_TLS,),
-    progress: Callable[[Step], None] = lambda step: None,
+    progress: Callable[[int, int, str], None] = lambda done, of, text: None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one case after another, for one UCX_TLS after another.
 
@@ -100,7 +90,7 @@ def run(
     ucx_tls : sequence of str
         Values of UCX_TLS for all processes; "default" leaves it unset.
     progress : callable
-        Called before every round.
+        Called before every round with the rounds done, of how many, and what comes.
 
     Raises
     ------
@@ -112,7 +102,7 @@ def run(
     done = 0
     for tls in ucx_tls:
         env = {"UCX_TLS": None if tls == DEFAULT_TLS else tls}
-        progress(Step(done, total, "starting the processes"))
+        progress(done, total, "starting the processes")
         with contextlib.ExitStack() as stack:
             pairs = {s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env)) for s in specs}
             for case in cases:
@@ -124,7 +114,7 @@ def run(
                         number, ""
                     )
                     for slot, (spec, variant) in enumerate(slots):
-                        progress(Step(done, total, f"{case.label}: {variant.arm} {variant.transport}"))
+                        progress(done, total, f"{case.label}: {variant.arm} {variant.transport}")
                         result = pairs[spec.name].round(variant, number, slot, len(slots), verify)
                         done += 1
                         if not verify:

@@ -1,7 +1,9 @@
 """``kvpush bench``: how fast this machine is, and beside what."""
 
+import contextlib
 import importlib.util
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,17 +56,115 @@ def transfer(
     Arms take turns round by round. A transfer's time is from its submission at P until D has seen it
     complete. Bytes are verified before and after the rounds.
     """
-    from kvpush.errors import KvpushError
-
-    try:
+    with _errors():
         _check_packages("numpy", *(["matplotlib"] if plot else []))
         cases = _cases(
             block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms, quick
         )
         _transfer(cases, arms, ucx_tls, rounds, cache_bytes, plot, as_json)
+
+
+@bench.command()
+def pack(
+    block_bytes: Annotated[
+        str, typer.Option(help="Block bytes in one layer, 1KiB to 1MiB: a list.")
+    ] = "1KiB,4KiB,16KiB,64KiB,256KiB",
+    run_blocks: Annotated[str, typer.Option(help="1 scattered, 0 contiguous, or a run; a list.")] = "0,1",
+    num_layers: Annotated[int, typer.Option(min=1, max=128, help="Layers.")] = 16,
+    total_bytes: Annotated[str, typer.Option(help="Bytes of one pack.")] = "64MiB",
+    cache_bytes: Annotated[str, typer.Option(help="Size of each of the two caches.")] = "0",
+    threads: Annotated[str, typer.Option(help="Threads that copy, 0 for the caller's: a list.")] = "0",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 12,
+    as_json: _Json = False,
+) -> None:
+    """Time the packer of host memory alone: cache to slots, slots to cache, beside memcpy on one core."""
+    with _errors():
+        _check_packages("numpy")
+        from kvpush.bench.cases import parse_sizes, sweep, with_cache
+        from kvpush.bench.output import print_pack
+        from kvpush.bench.pack import run
+
+        cases = sweep(
+            parse_sizes("block-bytes", block_bytes),
+            parse_sizes("run-blocks", run_blocks),
+            [num_layers],
+            parse_sizes("total-bytes", total_bytes),
+            [1],
+            [],
+        )
+        cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
+        with _bar() as show:
+            batches = run(cases, parse_sizes("threads", threads), rounds, show)
+            _emit(batches, as_json, lambda lines: print_pack([r for r in lines if r["kind"] == "pack"]))
+
+
+@bench.command()
+def engine(
+    transport: Annotated[str, typer.Option(help="shm, nixl, ... as listed by `kvpush doctor`.")] = "shm",
+    rounds: Annotated[int, typer.Option(min=10, help="Transfers that are timed.")] = 300,
+    requests: Annotated[str, typer.Option(help="Requests in flight in the connector: a list.")] = "",
+    as_json: _Json = False,
+) -> None:
+    """Time what is not copying: submit to post, each box, and the connector's Python per request and step."""
+    with _errors():
+        _check_packages("numpy")
+        from kvpush.bench.cases import parse_sizes
+        from kvpush.bench.engine import REQUESTS, connector_reason, run
+        from kvpush.bench.output import print_engine
+
+        counts = parse_sizes("requests", requests) if requests else list(REQUESTS)
+        with _bar() as show:
+            batches = run(transport, rounds, counts, lambda text: show(0, 0, text))
+            _emit(batches, as_json, lambda lines: print_engine([r for r in lines if r["kind"] == "engine"]))
+        if reason := connector_reason():
+            typer.echo(reason, err=True)
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """End with the message and code 1 instead of a traceback."""
+    from kvpush.errors import KvpushError
+
+    try:
+        yield
     except KvpushError as error:
         typer.echo(f"kvpush bench: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Show progress on stderr; yields what is told rounds done, of all, and what is going on."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, of, text: bar.update(task, completed=done, total=of or None, description=text)
+
+
+def _emit(
+    batches: "Iterator[list[dict[str, Any]]]",
+    as_json: bool,
+    print_all: Callable[[list[dict[str, Any]]], None] | None = None,
+    print_each: Callable[[list[dict[str, Any]]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Print rows as they come, or as tables; returns all of them behind the environment."""
+    from kvpush.bench.environment import environment
+
+    lines = [environment()]
+    if as_json:
+        typer.echo(json.dumps(lines[0]))
+    for rows in batches:
+        lines += rows
+        if as_json:
+            for row in rows:
+                typer.echo(json.dumps(row))
+        elif print_each:
+            print_each(rows)
+    if print_all and not as_json:
+        print_all(lines)
+    return lines
 
 
 def _check_packages(*modules: str) -> None:
@@ -119,11 +219,7 @@ def _transfer(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kvpush.bench.cases import parse_sizes, with_cache
-    from kvpush.bench.environment import environment
     from kvpush.bench.output import print_rows
     from kvpush.bench.transfer import DEFAULT_TLS, choose_arms, run
 
@@ -131,24 +227,8 @@ def _transfer(
     for line in left_out:
         typer.echo(line, err=True)
     cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
-    lines: list[dict[str, Any]] = [environment()]
-    if as_json:
-        typer.echo(json.dumps(lines[0]))
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting")
-        for rows in run(
-            cases,
-            specs,
-            rounds,
-            ucx_tls or [DEFAULT_TLS],
-            lambda step: bar.update(task, completed=step.done, total=step.of, description=step.text),
-        ):
-            lines += rows
-            if as_json:
-                for row in rows:
-                    typer.echo(json.dumps(row))
-            else:
-                print_rows(rows)
+    with _bar() as show:
+        lines = _emit(run(cases, specs, rounds, ucx_tls or [DEFAULT_TLS], show), as_json, None, print_rows)
     if plot is not None:
         from kvpush.bench.plot import draw
 

@@ -1,0 +1,146 @@
+"""``kvpush bench pack``: pack and unpack alone, through the packer that engines use, beside memcpy."""
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvpush import _core
+from kvpush.bench.arm_kvpush import make_cache
+from kvpush.bench.cases import MIB, Case
+from kvpush.bench.pair import BenchError
+from kvpush.bench.tables import block_spans, compare, fill_source, make_batches, poison
+
+SLOT_BYTES = MIB
+# As an engine's landing: the dense side of the copies is a ring of so many slots.
+NUM_SLOTS = 8
+
+
+def run(
+    cases: Sequence[Case],
+    threads: Sequence[int],
+    rounds: int,
+    progress: Callable[[int, int, str], None] = lambda done, of, text: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one case and number of threads after another: memcpy, pack, unpack, by turns.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+        With one size of cache; `concurrency` 1.
+    threads : sequence of int
+        Threads that copy; 0 is the caller's own.
+    rounds : int
+        Of each; the first, which is verified, is not counted.
+
+    Raises
+    ------
+    BenchError
+        What was unpacked is not what was packed.
+    """
+    source: Any = np.empty(cases[0].cache_bytes, dtype=np.uint8)
+    target: Any = np.empty_like(source)
+    fill_source(source)
+    poison(target, None)
+    total = len(cases) * len(threads) * (rounds + 1)
+    done = 0
+    for case in cases:
+        for count in threads:
+            one = _Case(case, count, source, target)
+            measured: dict[str, list[float]] = {"memcpy": [], "pack": [], "unpack": []}
+            one.verify()
+            for number in range(rounds + 1):
+                progress(done, total, f"{case.label}, {count} threads")
+                done += 1
+                for arm, seconds in one.round(number).items():
+                    if number:
+                        measured[arm].append(case.total_bytes / seconds / 1e9)
+            yield _rows(case, count, measured)
+
+
+class _Case:
+    """The packers of one geometry over the two caches, shape [bytes] each."""
+
+    def __init__(self, case: Case, threads: int, source: Any, target: Any) -> None:
+        self._case = case
+        self._source, self._target = source, target
+        self._packer = _core.BenchPacker(make_cache(case, source).to_core(), threads)
+        self._unpacker = _core.BenchPacker(make_cache(case, target).to_core(), threads)
+        self._ring: Any = np.zeros(NUM_SLOTS * max(SLOT_BYTES, case.block_bytes), dtype=np.uint8)
+
+    def verify(self) -> None:
+        case = self._case
+        batches = make_batches(case, 0, 0, 1)[:1]
+        (transfer,) = batches[0].transfers
+        dense: Any = np.zeros(case.total_bytes, dtype=np.uint8)
+        poison(self._target, block_spans(case, batches))
+        self._packer.run(False, self._parts(transfer.sources, dense))
+        self._unpacker.run(True, self._parts(transfer.targets, dense))
+        problem = compare(self._target, block_spans(case, batches), everywhere=False)
+        if problem:
+            raise BenchError(f"pack and unpack moved wrong bytes: {problem}")
+
+    def round(self, number: int) -> dict[str, float]:
+        """Return the seconds of each arm; all three move different parts of the caches."""
+        case = self._case
+        (transfer,) = make_batches(case, number, 0, 1)[0].transfers
+        pack = self._parts(transfer.sources, self._ring)
+        unpack = self._parts(transfer.targets, self._ring)
+        begin = (number * case.total_bytes) % max(1, case.cache_bytes - case.total_bytes + 1)
+        return {
+            "memcpy": self._memcpy(begin),
+            "pack": max(1, self._packer.run(False, pack)) / 1e6,
+            "unpack": max(1, self._unpacker.run(True, unpack)) / 1e6,
+        }
+
+    def _memcpy(self, begin: int) -> float:
+        """Copy as much, contiguous, into the ring, slot by slot."""
+        at, ring = self._source.ctypes.data + begin, self._ring.ctypes.data
+        left, slot = self._case.total_bytes, 0
+        started = time.monotonic_ns()
+        while left > 0:
+            part = min(left, SLOT_BYTES)
+            ctypes.memmove(ring + slot % NUM_SLOTS * SLOT_BYTES, at, part)
+            at, left, slot = at + part, left - part, slot + 1
+        return (time.monotonic_ns() - started) / 1e9
+
+    def _parts(self, ids: Any, dense: Any) -> list[tuple[int, int, list[int], int]]:
+        """Cut a transfer into what fits into a slot each: some positions of one layer, or of several."""
+        case = self._case
+        positions = max(1, min(len(ids), SLOT_BYTES // case.block_bytes))
+        planes = max(1, SLOT_BYTES // (len(ids) * case.block_bytes)) if positions == len(ids) else 1
+        parts, at = [], 0
+        for plane in range(0, case.num_layers, planes):
+            last = min(case.num_layers, plane + planes)
+            for first in range(0, len(ids), positions):
+                some = ids[first : first + positions].tolist()
+                size = (last - plane) * len(some) * case.block_bytes
+                if at + size > len(dense):
+                    at = 0
+                parts.append((plane, last, some, int(dense.ctypes.data) + at))
+                at += size
+        return parts
+
+
+def _rows(case: Case, threads: int, measured: dict[str, list[float]]) -> list[dict[str, Any]]:
+    copy = statistics.median(measured["memcpy"])
+    return [
+        {
+            "kind": "pack",
+            "arm": arm,
+            "block_bytes": case.block_bytes,
+            "run_blocks": case.run_blocks,
+            "num_layers": case.num_layers,
+            "total_bytes": case.total_bytes,
+            "threads": threads,
+            "gb_per_s": round(statistics.median(rates), 4),
+            "gb_per_s_min": round(min(rates), 4),
+            "gb_per_s_max": round(max(rates), 4),
+            "share_of_memcpy": round(statistics.median(rates) / copy, 4),
+            "rounds": len(rates),
+        }
+        for arm, rates in measured.items()
+    ]
