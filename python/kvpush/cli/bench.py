@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvpush.bench.serve import serve
+
 if TYPE_CHECKING:
     from kvpush.bench.cases import Case
 
 INSTALL_COMMAND = "pip install 'kvpush[bench]'"
 
 bench = typer.Typer(name="bench", help="Measure kvpush beside NIXL and memcpy.", no_args_is_help=True)
+bench.command()(serve)
 
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
 
