@@ -165,11 +165,6 @@ void Core::on_completed(TicketId ticket, Fate fate) {
   }
 }
 
-void Core::on_settled(TicketId ticket) {
-  leases_.settled(ticket);
-  progressed_ = true;
-}
-
 void Core::on_lost(const SessionId& id, const std::string& reason) {
   close(id, FailCode::kPeerLost, reason);
 }

@@ -142,8 +142,8 @@ class Core final : private TransportSink {
   void on_message(const SessionId& session, ByteView message) override;
   void on_notice(const SessionId& session, ByteView notice) override;
   void on_completed(TicketId ticket, Fate fate) override;
-  void on_settled(TicketId ticket) override;
   void on_lost(const SessionId& session, const std::string& reason) override;
+  void on_settled(TicketId ticket) override { leases_.settle(ticket); }
 
   [[nodiscard]] protocol::Link link_to(const Incarnation& peer, TimeUs now) const {
     return {incarnation_, peer, config_.timeouts.peer_us, now};

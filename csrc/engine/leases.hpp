@@ -10,8 +10,8 @@
 
 namespace kvpush {
 
-/// A pool of equal staging buffers. A buffer whose post has an unknown fate is never reused: it is
-/// quarantined, and replaced, until the transport has seen the end of that post. Progress thread only.
+/// A pool of equal staging buffers. A buffer whose post has an unknown fate is quarantined, and replaced,
+/// until the post is settled. Progress thread only.
 class Leases {
  public:
   Leases(Transport& transport, std::size_t lease_bytes, std::size_t num_leases)
@@ -48,7 +48,7 @@ class Leases {
     --in_use_;
   }
   /// The post is over. Its buffer was replaced: it goes back to the transport.
-  void settled(TicketId ticket) {
+  void settle(TicketId ticket) {
     const auto found = quarantined_.find(ticket);
     if (found == quarantined_.end()) return;
     transport_.release_staging(found->second);

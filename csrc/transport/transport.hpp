@@ -39,9 +39,9 @@ class TransportSink {
   virtual void on_message(const SessionId& session, ByteView message) = 0;
   virtual void on_notice(const SessionId& session, ByteView notice) = 0;
   virtual void on_completed(TicketId ticket, Fate fate) = 0;
-  /// A post that completed with kUnknown has ended after all: its source may be reused.
-  virtual void on_settled(TicketId ticket) = 0;
   virtual void on_lost(const SessionId& session, const std::string& reason) = 0;
+  /// A post that completed as kUnknown is over after all, or its peer is dead: its source may be reused.
+  virtual void on_settled(TicketId ticket) = 0;
 };
 
 struct Capabilities {

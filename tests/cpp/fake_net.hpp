@@ -112,7 +112,6 @@ class End final : public Transport {
   void poll(TransportSink& sink) override {
     // What came in before this round; the sink may send meanwhile.
     for (const Post& post : std::exchange(posts_, {})) carry_out(post, sink);
-    for (const TicketId ticket : std::exchange(settling, {})) sink.on_settled(ticket);
     std::vector<Packet> due;
     std::vector<Packet> later;
     for (Packet& packet : std::exchange(inbox_, {}))
@@ -128,6 +127,7 @@ class End final : public Transport {
       }
     }
     for (const SessionId& id : std::exchange(losses_, {})) sink.on_lost(id, "the other end closed");
+    for (const TicketId ticket : std::exchange(settled, {})) sink.on_settled(ticket);
   }
   int wait_fd() const override { return -1; }
   bool arm_wait() override { return false; }
@@ -150,7 +150,7 @@ class End final : public Transport {
   }
 
   bool fail_connect = false;
-  std::vector<TicketId> settling;  ///< told as settled by the next poll
+  std::vector<TicketId> settled;  ///< told by the next poll
   std::size_t num_staging = 0;
   std::size_t max_staging = SIZE_MAX;
 

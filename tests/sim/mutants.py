@@ -58,8 +58,8 @@ MUTANTS = [
     Mutant(
         "lease_freed_unknown",
         CORE,
-        "    if (fate == Fate::kUnknown) {\n      leases_.quarantine();",
-        "    if (false) {\n      leases_.quarantine();",
+        "    if (fate == Fate::kUnknown) {\n      leases_.quarantine(",
+        "    if (false) {\n      leases_.quarantine(",
         "a lease is used again while its post may still read it",
     ),
     Mutant(

@@ -125,9 +125,7 @@ void NixlTransport::lose_all_of(const std::string& agent, const std::string& rea
 void NixlTransport::on_ended(const NixlPosts::Ended& ended) {
   const NixlPost& post = ended.post;
   settle_account(post, ended.code == kNixlOk);
-  if (post.orphaned) {
-    if (ended.code == kNixlOk) settled_.push_back(post.ticket);
-  } else {
+  if (!post.orphaned) {
     due_.emplace_back(post.ticket, ended.code == kNixlOk ? Fate::kCompleted : Fate::kUnknown);
   }
   if (ended.leaked) ++counters_->leaked_requests;
@@ -146,14 +144,15 @@ void NixlTransport::on_ended(const NixlPosts::Ended& ended) {
 void NixlTransport::settle_account(const NixlPost& post, bool completed) {
   if (const auto open = sessions_.find(post.session); open != sessions_.end()) {
     --open->second.num_posts;
-    open->second.tainted |= !completed;
+    if (!completed) open->second.unknown.push_back(post.ticket);
     return;
   }
   const auto draining = draining_.find(post.session);
-  if (draining == draining_.end()) return;
-  draining->second.tainted |= !completed;
-  if (--draining->second.num_posts != 0) return;
-  if (!draining->second.tainted) announce(draining->second.agent, post.session, Kind::kQuiet);
+  if (draining == draining_.end() || !completed) return;
+  std::vector<TicketId>& unknown = draining->second.unknown;
+  if (std::erase(unknown, post.ticket) != 0) settled_.push_back(post.ticket);
+  if (!unknown.empty()) return;
+  announce(draining->second.agent, post.session, Kind::kQuiet);
   draining_.erase(draining);
 }
 
@@ -179,6 +178,12 @@ void NixlTransport::find_dead_peers() {
     if (session.lost || session.agent.empty() || !proven_dead(session.process, process_)) continue;
     lose_all_of(session.agent, "process " + std::to_string(session.process.pid) + " of the peer is gone");
   }
+  std::erase_if(draining_, [&](const auto& entry) {
+    if (!proven_dead(entry.second.process, process_)) return false;
+    const std::vector<TicketId>& unknown = entry.second.unknown;
+    settled_.insert(settled_.end(), unknown.begin(), unknown.end());
+    return true;
+  });
 }
 
 void NixlTransport::dispatch(TransportSink& sink, const char* agent, ByteView payload) {

@@ -164,21 +164,23 @@ void NixlTransport::release_staging(Region region) {
 void NixlTransport::close_session(const SessionId& session) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return;
+  NixlSession& closing = found->second;
   for (const TicketId ticket : posts_.orphan(session)) {
     due_.emplace_back(ticket, Fate::kUnknown);
+    closing.unknown.push_back(ticket);
     ++counters_->orphaned_posts;
   }
-  NixlSession& closing = found->second;
   if (closing.memory) {
     announce(closing.agent, session, Kind::kClosed);
     closed_.emplace(session,
                     NixlClosedLanding{std::move(*closing.memory), closing.agent, std::move(closing.process),
                                       closing.peer_quiet || !closing.spoke});
   } else {
-    const bool quiet = closing.num_posts == 0 && !closing.tainted;
+    const bool quiet = closing.unknown.empty();
     announce(closing.agent, session, quiet ? Kind::kQuiet : Kind::kClosed);
-    if (closing.num_posts != 0) {
-      draining_.emplace(session, NixlDraining{closing.agent, closing.num_posts, closing.tainted});
+    if (!quiet) {
+      draining_.emplace(session,
+                        NixlDraining{closing.agent, std::move(closing.process), std::move(closing.unknown)});
     }
   }
   if (!closing.agent.empty()) peers_.release(closing.agent, monotonic_us());

@@ -32,9 +32,9 @@ struct NixlSession {
   bool spoke = false;  ///< a message or post has left for the peer
   bool heard = false;  ///< a message or notice has come from it
   bool lost = false;
-  bool tainted = false;     ///< P: a post ended with its fate unknown
-  bool peer_quiet = false;  ///< D: the peer has closed, and its last post has ended
-  std::string closed_by;    ///< the agent that said it closed before connect() named the peer
+  bool peer_quiet = false;        ///< D: the peer has closed, and its last post has ended
+  std::vector<TicketId> unknown;  ///< P: posts that were answered as kUnknown
+  std::string closed_by;          ///< the agent that said it closed before connect() named the peer
 };
 
 /// D's landing after close_session().
@@ -45,11 +45,11 @@ struct NixlClosedLanding {
   bool quiet = false;
 };
 
-/// P's session after close_session(), until its last post has ended.
+/// P's session after close_session(), until its last post has completed or the peer is proven dead.
 struct NixlDraining {
   std::string agent;
-  std::size_t num_posts = 0;
-  bool tainted = false;
+  ProcessIdentity process;
+  std::vector<TicketId> unknown;
 };
 
 /// Sessions over one agent. sessions.cpp sets them up and ends them, nixl_transport.cpp moves the data.
