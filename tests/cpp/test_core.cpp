@@ -171,6 +171,70 @@ TEST(many_transfers_through_eight_slots_are_served_in_turn) {
   expect_all_returned(world, 8);
 }
 
+TEST(test_case_c6_ids_beyond_32_bits) {
+  World world;
+  Node& d = world.add();
+  Node& p = world.add();
+  const SessionId session = world.connect(d, p);
+  d.next_transfer = d.next_handle = p.next_handle = UINT32_MAX - 3;
+  std::vector<std::pair<HandleId, HandleId>> handles;
+  for (std::int32_t i = 0; i < 8; ++i) {
+    const std::string key = std::to_string(i);
+    const auto prompt = static_cast<std::uint64_t>(i);
+    p.write(0, i, prompt, 0);
+    const HandleId push = p.push(key, prompt);
+    p.advance(push, {{i}});
+    p.finish(push);
+    handles.emplace_back(push, d.receive(session, key, prompt, {{63 - i}}).first);
+  }
+  world.run_for(5000);
+  for (std::int32_t i = 0; i < 8; ++i) {
+    CHECK_EQ(p.end_of(handles[static_cast<std::size_t>(i)].first), "sent");
+    CHECK_EQ(d.end_of(handles[static_cast<std::size_t>(i)].second), "received");
+    CHECK(d.holds(0, 63 - i, static_cast<std::uint64_t>(i), 0));
+  }
+  expect_all_returned(world, 8);
+}
+
+TEST(test_case_f15_a_queue_without_credits_is_no_work) {
+  constexpr int kNum = 800;  // 100 times the credits
+  World world;
+  Node& d = world.add({{2, 48, kNum}});
+  Node& p = world.add({{2, 48, kNum}});
+  const SessionId session = world.connect(d, p);
+  std::vector<HandleId> receives;
+  for (int i = 0; i < kNum; ++i) {
+    p.write(0, i, 1, 0);
+    const HandleId push = p.push(std::to_string(i), 1);
+    p.advance(push, {{i}});
+    p.finish(push);
+    receives.push_back(d.receive(session, std::to_string(i), 1, {{i}}).first);
+  }
+  d.turn(world.now);  // and D stands still
+  while (p.turn(world.now)) {
+  }
+  CHECK_EQ(p.core->stats().boxes_sent, 8U);
+  CHECK_EQ(p.core->stats().credits, 0U);
+  // The progress thread's rule: again at once after progress, else at the next deadline.
+  const TimeUs peer_us = small_config().timeouts.peer_us;
+  const TimeUs until = world.now + peer_us * 9 / 10;
+  int num_turns = 0;
+  while (world.now < until && ++num_turns < 1000) {
+    if (!p.turn(world.now)) world.now = p.core->next_deadline();
+  }
+  CHECK(num_turns <= 3 * 10);  // PINGs, ten per peer_timeout
+  CHECK(!p.core->busy(world.now));
+  CHECK_EQ(p.core->stats().boxes_sent, 8U);
+
+  std::vector<HandleId> order;
+  CHECK(world.run_until([&] {
+    for (const auto& event : std::exchange(d.fresh, {})) order.push_back(event.handle);
+    return order.size() == kNum;
+  }));
+  CHECK(order == receives);
+  CHECK(d.lost.empty() && p.lost.empty());
+}
+
 TEST(peers_do_not_wait_for_each_other) {
   // D2 never returns a credit; D1 gets its data from the same P all the same.
   World world;

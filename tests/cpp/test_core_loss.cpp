@@ -279,3 +279,40 @@ TEST(garbage_is_a_breach_of_its_session_alone) {
   const Pushed pushed = start(world, d, p, bystander, "k", 10);
   CHECK(world.run_until([&] { return d.end_of(pushed.receive) == "received"; }));
 }
+
+TEST(test_case_b3_good_messages_ahead_of_a_poison_one_complete) {
+  World world;
+  Node& d = world.add();
+  Node& p = world.add();
+  const SessionId session = world.connect(d, p);
+  const SessionId bystander = world.connect(d, p);
+  std::vector<HandleId> pushes;
+  std::vector<HandleId> receives;
+  for (int i = 0; i < 4; ++i) {
+    const std::string key = std::to_string(i);
+    p.write(0, i, 1, 0);
+    pushes.push_back(p.push(key, 1));
+    p.advance(pushes.back(), {{i}});
+    receives.push_back(d.receive(i == 3 ? bystander : session, key, 1, {{40 + i}}).first);
+  }
+  // All boxes are in; what is left is an END each.
+  CHECK(world.run_until([&] { return d.core->stats().bytes_received == std::size_t{4} * 2 * 48; }));
+  world.run_for(1000);
+  p.finish(pushes[0]);
+  p.finish(pushes[1]);
+  p.turn(world.now);
+  CHECK_EQ(p.end.send(session, Bytes(50)), Sent::kYes);
+  p.finish(pushes[3]);
+  p.turn(world.now);
+  d.turn(world.now);  // one batch
+  for (const int i : {0, 1, 3}) {
+    CHECK_EQ(d.end_of(receives[static_cast<std::size_t>(i)]), "received");
+    CHECK(d.holds(0, 40 + i, 1, 0));
+  }
+  CHECK_EQ(d.end_of(receives[2]), "breach");
+  CHECK_EQ(d.core->stats().breaches, 1U);
+  CHECK(d.lost == std::vector<SessionId>{session});
+  CHECK(world.run_until([&] { return p.end_of(pushes[2]) == "peer_lost"; }, kBound));
+  const Pushed other = start(world, d, p, bystander, "k", 10);
+  CHECK(world.run_until([&] { return d.end_of(other.receive) == "received"; }));
+}

@@ -1,4 +1,5 @@
 // The byte form of messages: round trips, and everything that must be refused.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,29 @@ void put_u32(Bytes& bytes, std::size_t at, std::uint32_t value) {
 }
 
 }  // namespace
+
+TEST(test_case_c6_no_count_in_a_message_is_narrower_than_64_bits) {
+  constexpr std::uint64_t kMost = UINT64_MAX;
+  for (const Body& body :
+       std::vector<Body>{Intent{kMost, "k"}, Open{kMost, "k", Bytes(1), {}}, Cancel{kMost}, Done{kMost},
+                         Accept{kMost}, BoxNotice{kMost, 0, {}, kMost}, End{kMost, kMost, kMost},
+                         Fail{kMost, FailCode::kMissing}, Ping{kMost, kMost}}) {
+    const Bytes bytes = encode({incarnation(9), kMost, body});
+    const Result<Envelope> got = decode(bytes);
+    if (!CHECK(got.ok())) continue;
+    CHECK_EQ(got.value().seq, kMost);
+    CHECK(encode(got.value()) == bytes);
+    // The first field: the transfer, or a PING's messages_sent.
+    const ByteView counts = ByteView(bytes).subspan(kBodyAt);
+    CHECK(std::all_of(counts.begin(), counts.begin() + 8,
+                      [](std::byte byte) { return byte == std::byte{0xFF}; }));
+    if (const auto* end = std::get_if<End>(&got.value().body)) {
+      CHECK(end->transfer == kMost && end->num_boxes == kMost && end->num_units == kMost);
+    } else if (const auto* ping = std::get_if<Ping>(&got.value().body)) {
+      CHECK(ping->messages_sent == kMost && ping->boxes_completed == kMost);
+    }
+  }
+}
 
 TEST(each_type_round_trips) {
   for (const Envelope& sent : one_of_each()) {
