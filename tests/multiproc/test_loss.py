@@ -1,88 +1,105 @@
-"""Engines in processes that die, stop and come back."""
+"""What several processes do to each other: under load, at once, and with writes on their way."""
 
+import itertools
 import signal
-import time
 
 import pytest
-from workers import PEER_TIMEOUT_S, TRANSPORTS, Worker, connect, transfer, until, workers
+from states import SOURCE, TARGET, mid_boxes
+from workers import (
+    BLOCK_BYTES,
+    BOUND_S,
+    DEADLINE_S,
+    NUM_SLOTS,
+    TRANSPORTS,
+    Worker,
+    connect,
+    end,
+    nothing_is_left,
+    transfer,
+    until,
+)
 
-# Silence is timed from the last message heard, and judged once per ping interval; the rest is the machine.
-BOUND_S = 3 * PEER_TIMEOUT_S + 2
+_keys = (f"loss{i}" for i in itertools.count())
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("transport", TRANSPORTS)]
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("state", ["unheard", "waiting", "accepted", "partial"])
-def test_case_f5_p_is_killed(transport, state):
-    with workers(transport) as (p, d):
+def test_case_c7_two_p_processes_start_at_once_towards_one_d(pool, transport):
+    count = 16
+    with pool.take(transport, "p", "p", "d") as (*ps, d):
+        keys = [[next(_keys) for _ in range(count)] for _ in ps]
+        targets = [list(range(which, 2 * count, 2)) for which in range(2)]
+        sources = [list(range(first, first + count)) for first in (0, 32)]
+        peers = [connect(p, d) for p in ps]
+        for peer, their_keys, blocks in zip(peers, keys, targets, strict=True):
+            d.receive_each(peer, their_keys, blocks)
+        for p, their_keys, blocks in zip(ps, keys, sources, strict=True):
+            p.start("push_each", their_keys, blocks)
+        for p, their_keys, source, target in zip(ps, keys, sources, targets, strict=True):
+            p.result()
+            for key in their_keys:
+                assert d.event(key, DEADLINE_S) == ("received", "ok")
+                assert p.event(key, DEADLINE_S) == ("sent", "ok")
+            assert d.blocks(target) == [block + 1 for block in source]
+        nothing_is_left(d, num_sessions=2)
+        for peer in peers:
+            d.call("disconnect", peer)
+        nothing_is_left(d)
+
+
+def test_case_f2_cancelled_blocks_stay_as_scribbled(pool, transport):
+    """D cancels and reuses its blocks while P, stopped, has yet to write into its slots."""
+    with pool.take(transport, "p", "d") as (p, d):
         peer = connect(p, d)
-        transfer(p, d, peer, "before", [1], [1])
-        if state == "accepted":
-            p.push("k", [], False)
-        elif state == "partial":
-            p.push("k", [5], False)
-        d.receive(peer, "k", [2, 3])
-        if state != "unheard":
-            until(lambda: p.stats()["open_claims"] == 1, "P has the claim")
-        if state == "partial":
-            until(lambda: d.stats()["boxes_received"] == 2, "the first box of two has come")
-        p.kill()
-        began = time.monotonic()
-        assert d.event("k", BOUND_S)[0] == "failed"
-        assert time.monotonic() - began < BOUND_S
-        # A restarted P serves, into the very blocks that the dead one was to fill.
-        again = Worker(transport, is_source=True)
+        key = next(_keys)
+        mid_boxes(p, d, peer, key)
+        p.signal(signal.SIGSTOP)
+        d.cancel(key)
+        assert d.event(key, BOUND_S) == ("failed", "cancelled")
+        d.scribble(TARGET, -1.0)
+        p.start("advance", key, SOURCE[1:])
+        p.signal(signal.SIGCONT)
+        p.result()
+        # "sent" when P packed the rest before it read the CANCEL.
+        assert p.event(key, BOUND_S) in [("sent", "ok"), ("failed", "cancelled")]
+        transfer(p, d, peer, next(_keys), [7, 8], [20, 21])
+        assert d.blocks(TARGET) == [-1.0, -1.0]
+        nothing_is_left(p, num_sessions=1)
+        d.call("disconnect", peer)
+        nothing_is_left(p)
+        nothing_is_left(d)
+
+
+def test_case_f6_d_dies_ten_times_under_load_and_the_other_is_served(pool, transport):
+    num_pushes, num_others = 2 * NUM_SLOTS, 5 * NUM_SLOTS
+    all_bytes = num_pushes * BLOCK_BYTES
+    with pool.take(transport, "p", "d") as (p, d):
+        peer = connect(p, d)
+        failing = []
+        upcoming = Worker(transport, is_source=False)
         try:
-            transfer(again, d, connect(again, d), "k", [7, 8], [2, 3])
-            assert d.stats()["open_receives"] == 0
-            until(lambda: d.stats()["quarantined_bytes"] == 0, "the dead P's landing comes back")
+            for _ in range(10):
+                doomed, upcoming = upcoming, Worker(transport, is_source=False)
+                theirs = connect(p, doomed)
+                keys = [next(_keys) for _ in range(num_pushes)]
+                doomed.receive_each(theirs, keys, range(num_pushes))
+                others = [next(_keys) for _ in range(num_others)]
+                d.receive_each(peer, others, range(num_others))
+                p.push_each(keys, range(num_pushes), False)
+                until(lambda theirs=doomed: theirs.stats()["bytes_received"] == all_bytes, "boxes are in")
+                p.start("push_each", others, range(20, 20 + num_others))
+                doomed.kill()
+                p.result()
+                for key in others:
+                    assert d.event(key, DEADLINE_S) == ("received", "ok")
+                    assert p.event(key, DEADLINE_S) == ("sent", "ok")
+                assert d.blocks(list(range(num_others))) == list(range(21, 21 + num_others))
+                failing += keys
         finally:
-            again.process.kill()
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_case_f6_one_d_dies_and_the_other_is_served(transport):
-    with workers(transport, num_d=2) as (p, doomed, d):
-        peer = connect(p, d)
-        theirs = connect(p, doomed)
-        transfer(p, doomed, theirs, "warm", [1], [1])
-        p.push("k", [5], False)
-        doomed.receive(theirs, "k", [2, 3])
-        until(lambda: doomed.stats()["boxes_received"] == 2, "the doomed D has the first of two blocks")
-        doomed.kill()
-        began = time.monotonic()
-        transfer(p, d, peer, "other", [9, 10], [4, 5])
-        assert p.event("k", BOUND_S)[0] == "failed"
-        assert time.monotonic() - began < BOUND_S
-        until(lambda: p.stats()["sessions"] == 1, "the dead D's session is gone")
-        stats = p.stats()
-        assert (stats["open_pushes"], stats["open_claims"], stats["leases_in_use"]) == (0, 0, 0)
-        transfer(p, d, peer, "after", [11, 12], [4, 5])
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("who", ["p", "d"])
-def test_case_f7_a_peer_stops_and_resumes(transport, who):
-    with workers(transport) as (p, d):
-        peer = connect(p, d)
-        transfer(p, d, peer, "before", [1], [1])
-        p.push("k", [5], False)
-        d.receive(peer, "k", [2, 3])
-        until(lambda: d.stats()["boxes_received"] == 2, "the first box of two has come")
-        stopped, runs = (p, d) if who == "p" else (d, p)
-        stopped.signal(signal.SIGSTOP)
-        try:
-            assert runs.event("k", BOUND_S)[0] == "failed"
-            held = d.blocks([2, 3]) if who == "p" else None
-        finally:
-            stopped.signal(signal.SIGCONT)
-        assert stopped.event("k", BOUND_S)[0] == "failed"
-        if held is not None:
-            assert d.blocks([2, 3]) == held
-        for side in (p, d):
-            stats = side.stats()
-            assert (stats["open_pushes"], stats["open_receives"], stats["sessions"]) == (0, 0, 0)
-        # A key that failed is remembered by P: this is another one.
-        transfer(p, d, connect(p, d), "after", [7, 8], [2, 3])
+            end(upcoming)
+        for key in failing:
+            assert p.event(key, BOUND_S)[0] == "failed"
+        nothing_is_left(p, num_sessions=1)
+        transfer(p, d, peer, next(_keys), [11, 12], [4, 5])
+        d.call("disconnect", peer)
+        nothing_is_left(p)
+        nothing_is_left(d)

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,8 +16,17 @@ import pytest
 import kvpush
 
 DEADLINE_S = 20.0
-PEER_TIMEOUT_S = 1.0
-CONFIG = {"peer_timeout_s": PEER_TIMEOUT_S, "slot_bytes": 4096, "num_slots": 4, "close_timeout_s": 1.0}
+PEER_TIMEOUT_S = 0.8
+# Silence is timed from the last message heard, and judged once per ping interval; the rest is the machine.
+BOUND_S = 3 * PEER_TIMEOUT_S + 2
+SLOT_BYTES, NUM_SLOTS = 4096, 4
+BLOCK_BYTES = 2 * 4 * 8 * 4
+CONFIG = {
+    "peer_timeout_s": PEER_TIMEOUT_S,
+    "slot_bytes": SLOT_BYTES,
+    "num_slots": NUM_SLOTS,
+    "close_timeout_s": 1.0,
+}
 TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl)]
 
 
@@ -32,36 +41,71 @@ class _Served:
         if is_source:
             self.array += np.arange(1, 65, dtype=np.float32)[:, None, None, None]
         self.engine = kvpush.Engine(cache([[self.array]]), kvpush.Config(transport=transport, **CONFIG))
-        self.handles: list[Any] = []
+        self.pushes: dict[str, Any] = {}
+        self.claims: dict[str, Any] = {}
+        self.receives: dict[str, Any] = {}
         self.ended: dict[str, tuple[str, str]] = {}
+        self.lost: set[str] = set()
 
     def call(self, name: str, *args: Any) -> Any:
         return getattr(self.engine, name)(*args)
 
     def push(self, key: str, blocks: list[int], finish: bool = True) -> None:
-        push = self.engine.push(key, digest=b"d")
-        self.handles.append(push)
-        push.advance([blocks])
+        self.pushes[key] = self.engine.push(key, digest=b"d")
+        self.advance(key, blocks, finish)
+
+    def advance(self, key: str, blocks: list[int], finish: bool = True) -> None:
+        self.pushes[key].advance([blocks])
         if finish:
-            push.finish()
+            self.pushes[key].finish()
+
+    def push_each(self, keys: list[str], blocks: Sequence[int], finish: bool = True) -> None:
+        for key, block in zip(keys, blocks, strict=True):
+            self.push(key, [block], finish)
+
+    def expect(self, peer: str, key: str) -> None:
+        self.claims[key] = self.engine.expect(peer, key)
 
     def receive(self, peer: str, key: str, blocks: list[int]) -> None:
-        self.handles.append(self.engine.receive(peer, key, digest=b"d", blocks=[blocks]))
+        if key in self.claims:
+            self.receives[key] = self.claims.pop(key).receive(digest=b"d", blocks=[blocks])
+        else:
+            self.receives[key] = self.engine.receive(peer, key, digest=b"d", blocks=[blocks])
+
+    def receive_each(self, peer: str, keys: list[str], blocks: Sequence[int]) -> None:
+        for key, block in zip(keys, blocks, strict=True):
+            self.receive(peer, key, [block])
+
+    def cancel(self, key: str) -> None:
+        self.receives[key].cancel()
 
     def event(self, key: str, timeout: float) -> Any:
         """The terminal event of this key, as (kind, status); None at the deadline."""
+        self._poll_until(lambda: key in self.ended, timeout)
+        return self.ended.pop(key, None)
+
+    def is_lost(self, peer: str, timeout: float) -> bool:
+        """Whether the session has ended, all its transfers before it."""
+        self._poll_until(lambda: peer in self.lost, timeout)
+        return peer in self.lost
+
+    def _poll_until(self, condition: Callable[[], bool], timeout: float) -> None:
         until = time.monotonic() + timeout
-        while key not in self.ended and time.monotonic() < until:
+        while not condition() and time.monotonic() < until:
             for event in self.engine.poll(timeout=0.05):
-                if event.kind != "lost":
+                if event.kind == "lost":
+                    self.lost.add(event.peer)
+                else:
                     assert event.key not in self.ended, f"a second end of {event.key}"
                     self.ended[event.key] = (event.kind, event.status)
-        return self.ended.pop(key, None)
 
     def blocks(self, blocks: list[int]) -> list[float]:
         part = self.array[blocks]
         assert (part == part[:, :1, :1, :1]).all(), "a block holds parts of several"
         return [float(value) for value in part[:, 0, 0, 0]]
+
+    def scribble(self, blocks: list[int], value: float) -> None:
+        self.array[blocks] = value
 
 
 def _serve(pipe: Connection, transport: str, is_source: bool) -> None:
@@ -78,7 +122,7 @@ def _serve(pipe: Connection, transport: str, is_source: bool) -> None:
 
 
 class Worker:
-    """One process. Every answer has a deadline."""
+    """One process. It starts while the test goes on; every answer has a deadline."""
 
     def __init__(self, transport: str, is_source: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -86,13 +130,17 @@ class Worker:
         self.process = context.Process(target=_serve, args=(theirs, transport, is_source), daemon=True)
         self.process.start()
         theirs.close()
-        self._answer()
+        self.is_source = is_source
+        self._ready = False
 
     def _answer(self) -> Any:
         assert self._pipe.poll(DEADLINE_S), "a worker did not answer in time"
         return self._pipe.recv()
 
     def start(self, name: str, *args: Any) -> None:
+        if not self._ready:
+            self._answer()
+            self._ready = True
         self._pipe.send((name, args))
 
     def result(self) -> Any:
@@ -113,6 +161,9 @@ class Worker:
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+        if number == signal.SIGSTOP:  # kill() returns before the last thread has stopped
+            _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), status
 
     def kill(self) -> None:
         self.process.kill()
@@ -120,20 +171,40 @@ class Worker:
         assert self.process.exitcode == -signal.SIGKILL
 
 
-@contextlib.contextmanager
-def workers(transport: str, num_p: int = 1, num_d: int = 1) -> Iterator[list[Worker]]:
-    """The P workers, then the D workers."""
-    if transport == "nixl" and (why := kvpush.transports()["nixl"]):
-        pytest.skip(why)
-    made: list[Worker] = []
-    try:
-        for i in range(num_p + num_d):
-            made.append(Worker(transport, is_source=i < num_p))
-        yield made
-    finally:
-        for worker in made:
-            worker.process.kill()
-            worker.process.join(DEADLINE_S)
+class Pool:
+    """Workers that outlive a test: what one test leaves behind, the next one sees in the statistics."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, bool], list[Worker]] = {}
+
+    @contextlib.contextmanager
+    def take(self, transport: str, *roles: str) -> Iterator[list[Worker]]:
+        """A worker for each role, "p" or "d". Those that live come back, unless the test fails."""
+        if transport == "nixl" and (why := kvpush.transports()["nixl"]):
+            pytest.skip(why)
+        taken: list[tuple[list[Worker], Worker]] = []
+        for role in roles:
+            idle = self._idle.setdefault((transport, role == "p"), [])
+            taken.append((idle, idle.pop() if idle else Worker(transport, role == "p")))
+        try:
+            yield [worker for _, worker in taken]
+        except BaseException:
+            for _, worker in taken:
+                end(worker)
+            raise
+        for idle, worker in taken:
+            if worker.process.is_alive():
+                idle.append(worker)
+
+    def close(self) -> None:
+        for idle in self._idle.values():
+            for worker in idle:
+                end(worker)
+
+
+def end(worker: Worker) -> None:
+    worker.process.kill()
+    worker.process.join(DEADLINE_S)
 
 
 def connect(p: Worker, d: Worker) -> str:
@@ -149,9 +220,29 @@ def transfer(p: Worker, d: Worker, peer: str, key: str, source: list[int], targe
     assert d.blocks(target) == [block + 1 for block in source]
 
 
-def until(condition: Any, what: str) -> None:
+def until(condition: Callable[[], bool], what: object) -> None:
     """Waits for a condition that has no event to wait for."""
-    end = time.monotonic() + DEADLINE_S
+    end_at = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
+        assert time.monotonic() < end_at, f"not within {DEADLINE_S} s: {what}"
         time.sleep(0.02)
+
+
+def nothing_is_left(worker: Worker, num_sessions: int = 0) -> None:
+    """Waits until only these sessions are open, with nothing under way on them and no memory set aside."""
+    names = ("open_pushes", "open_claims", "open_receives", "leases_in_use", "quarantined_bytes")
+    slots = num_sessions * NUM_SLOTS
+    expected = {
+        **dict.fromkeys(names, 0),
+        "sessions": num_sessions,
+        "credits": slots if worker.is_source else 0,
+        "landing_bytes": 0 if worker.is_source else slots * SLOT_BYTES,
+    }
+    left: dict[str, Any] = {}
+
+    def gone() -> bool:
+        stats = worker.stats()
+        left.update({name: stats[name] for name in expected})
+        return left == expected
+
+    until(gone, left)
