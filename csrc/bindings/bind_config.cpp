@@ -1,9 +1,13 @@
 // What Python describes, as the core's own types; and the parts that a configuration names.
+#include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.hpp"
 #include "pack/cpu/cpu_packer.hpp"
+#include "transport/fault/fault_transport.hpp"
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
 
@@ -40,6 +44,23 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     return make_nixl_transport(options);
   }
   return Status(Code::kInvalidArgument, "transport '" + name + "' is unknown; known are auto, shm, nixl");
+}
+
+/// kvpush.testing.faults(): the transport behind the seam fails as that says. No setting of kvpush.Config.
+FaultPolicy fault_policy_from(const py::dict& faults) {
+  FaultPolicy policy;
+  for (const auto& [name, n] : faults.cast<std::map<std::string, std::uint64_t>>()) {
+    if (name == "fail_post_before") {
+      policy.fail_post_before = n;
+    } else if (name == "fail_post_after") {
+      policy.fail_post_after = n;
+    } else if (name == "lose_at_send") {
+      policy.lose_at_send = n;
+    } else {
+      raise(Status(Code::kInvalidArgument, "fault '" + name + "' is unknown"));
+    }
+  }
+  return policy;
 }
 
 }  // namespace
@@ -99,6 +120,10 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
   auto name = get<std::string>(description, "transport");
   if (name == "auto") name = kAutoTransport;
   parts.transport = check(make_transport(name, parts.incarnation, description));
+  if (description.contains("faults")) {
+    const FaultPolicy policy = fault_policy_from(description["faults"].cast<py::dict>());
+    parts.transport = make_fault_transport(std::move(parts.transport), policy);
+  }
   parts.packer = make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
   return parts;
 }

@@ -1,21 +1,50 @@
-"""A transfer engine in pure Python, for tests of what is built on top of the real one.
+"""For tests of what is built on top of the engine: a fake one in pure Python, and faults for the real one.
 
 :class:`FakeEngine` has the methods of :class:`kvpush.Engine` and really moves data between arrays of one
 process. Engines find each other through a :class:`FakeNetwork`. Everything happens inside the calls, so
 tests need no waiting. ``auto=False`` moves nothing: the test delivers every event by :meth:`FakeEngine.emit`.
+:func:`faults` makes the transport of a real engine fail at a chosen operation.
 """
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpush.config import Config
 from kvpush.errors import ClosedError, DuplicateKey, HandshakeError, InvalidArgument, PeerLost
 
-__all__ = ["FakeClaim", "FakeEngine", "FakeEvent", "FakeNetwork", "FakePush", "FakeReceive"]
+__all__ = ["FakeClaim", "FakeEngine", "FakeEvent", "FakeNetwork", "FakePush", "FakeReceive", "faults"]
 
 _handles = itertools.count(1)
+
+
+@contextlib.contextmanager
+def faults(*, fail_post_before: int = 0, fail_post_after: int = 0, lose_at_send: int = 0) -> Iterator[None]:
+    """Break the transport of every real engine that is made in this context; not thread-safe.
+
+    Parameters
+    ----------
+    fail_post_before
+        The n-th box that the transport accepts is not written, and reported as failed. 0: never.
+    fail_post_after
+        The n-th box that the transport accepts is written, and reported as of unknown fate.
+    lose_at_send
+        The transport refuses the n-th message or box: its session is lost.
+    """
+    values = {
+        "fail_post_before": fail_post_before,
+        "fail_post_after": fail_post_after,
+        "lose_at_send": lose_at_send,
+    }
+    to_core = Config.to_core
+    Config.to_core = lambda self: to_core(self) | {"faults": values}  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Config.to_core = to_core  # type: ignore[method-assign]
 
 
 @dataclass
