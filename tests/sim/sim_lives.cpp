@@ -8,12 +8,14 @@
 namespace kvpush::sim {
 namespace {
 
-/// Everything, at any time, in any order. Calm: only what must not make anything fail.
+/// Everything, at any time, in any order, but most callers know what they do. Calm: only what must not make
+/// anything fail. Liars: calm, and peers that say what is not so; sessions without a lie must not feel it.
 class RandomLife final : public SimWorld {
  public:
   RandomLife(std::uint64_t seed, WorldKind kind) : SimWorld(seed, kind) {
     Dice& luck = dice();
-    calm_ = lossless_ = kind == WorldKind::kCalm;
+    calm_ = lossless_ = kind == WorldKind::kCalm || kind == WorldKind::kLiars;
+    wild_ = luck.chance(0.2) ? 0.2 : 0.03;
     Faults& faults = net_.faults;
     const auto maybe = [&luck](double how_often, double rate) { return luck.chance(how_often) ? rate : 0; };
     faults.duplicate = maybe(0.5, 0.1);
@@ -21,19 +23,22 @@ class RandomLife final : public SimWorld {
     faults.again = maybe(0.3, 0.15);
     if (calm_) {
       for (GroupShape& shape : shapes_) shape.num_blocks = 240;
+      if (kind == WorldKind::kLiars) faults.lie = luck.chance(0.5) ? 0.03 : 0.005;
       config_.timeouts.pairing_us = config_.timeouts.claim_us = 400'000;
       config_.timeouts.unclaimed_us = config_.timeouts.progress_us = 400'000;
     } else {
-      faults.drop = maybe(0.3, 0.003);
-      faults.truncate = maybe(0.1, 0.005);
-      faults.corrupt = maybe(0.15, 0.005);
-      faults.corrupt_data = maybe(0.2, 0.03);
+      for (GroupShape& shape : shapes_) shape.num_blocks = 120;
+      faults.drop = maybe(0.3, 0.001);
+      faults.truncate = maybe(0.1, 0.002);
+      faults.corrupt = maybe(0.15, 0.002);
+      faults.corrupt_data = maybe(0.2, 0.01);
       faults.stray = maybe(0.3, 0.05);
-      faults.post_fails = maybe(0.15, 0.01);
-      faults.post_unknown = maybe(0.2, 0.02);
+      faults.post_fails = maybe(0.2, 0.005);
+      faults.post_unknown = maybe(0.2, 0.005);
+      faults.lie = maybe(0.15, 0.01);
       if (luck.chance(0.1)) faults.max_delay_us = 15'000;
-      crash_ = maybe(0.3, 0.004);
-      pack_fails_ = maybe(0.1, 0.01);
+      crash_ = maybe(0.3, 0.003);
+      pack_fails_ = maybe(0.15, 0.01);
     }
     num_keys_ = kind == WorldKind::kRetry ? 2 : 1000;
     for (std::uint64_t n = 2 + luck.below(3); n > 0; --n) add_node();
@@ -55,21 +60,21 @@ class RandomLife final : public SimWorld {
       if (dice().chance(0.01)) sleep();
       step(static_cast<TimeUs>(50 + dice().below(350)));
     }
-    if (!calm_) return;
-    // In a calm world every receive gets its push.
+    // In the end every receive gets its push, and every push its receive.
     for (const Claim& claim : std::exchange(claims_, {})) open(claim);
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       const Receive wanted = receives_[i];
-      const bool there =
-          std::ranges::any_of(pushes_, [&](const Push& push) { return push.key == wanted.key; });
-      if (wanted.open && !there)
+      const bool there = std::ranges::any_of(
+          pushes_, [&](const Push& push) { return push.key == wanted.key && (calm_ || push.open); });
+      if (wanted.open && !there && sizes_.contains(wanted.prompt) && tame())
         begin_push(from_.at(wanted.key), wanted.key, wanted.prompt, sizes_.at(wanted.prompt));
     }
     for (std::size_t i = 0; i < pushes_.size(); ++i) {
       const Push push = pushes_[i];
       const auto link = std::ranges::find_if(links_, [&](const Link& l) { return l.p == push.node; });
-      const bool wanted = std::ranges::any_of(receives_, [&](const Receive& r) { return r.key == push.key; });
-      if (push.open && !wanted && link != links_.end())
+      const bool wanted = std::ranges::any_of(
+          receives_, [&](const Receive& r) { return r.key == push.key && (calm_ || r.open); });
+      if (push.open && !wanted && tame() && link != links_.end())
         receive(link->d, link->id, push.key, push.prompt, sizes_.at(push.prompt), 0, false);
     }
   }
@@ -88,8 +93,7 @@ class RandomLife final : public SimWorld {
       case 9:
       case 10:
         return with_push([this](Push& push) {
-          if (dice().chance(0.9)) advance(push, 1000);
-          if (calm_) advance(push, 1000);
+          if (tame()) advance(push, 1000);
           finish(push);
         });
       case 11:
@@ -101,9 +105,13 @@ class RandomLife final : public SimWorld {
     if (!calm_) disturb();
   }
 
+  bool tame() { return calm_ || !dice().chance(wild_); }
+
   void disturb() {
     SimNode& some = node(dice().below(nodes_.size()));
-    switch (dice().below(12)) {
+    const std::uint64_t what = dice().below(12);
+    if (what < 7 && tame()) return;
+    switch (what) {
       case 0:
         return with_push([this](Push& push) {
           if (!dice().chance(0.3)) return;
@@ -127,6 +135,7 @@ class RandomLife final : public SimWorld {
         {
           const Link link = links_[dice().below(links_.size())];
           note("disconnect");
+          net_.count("disconnect");
           (void)node(dice().chance(0.5) ? link.d : link.p).core->disconnect(link.id, net_.now);
         }
         return;
@@ -134,8 +143,9 @@ class RandomLife final : public SimWorld {
         if (dice().chance(0.5)) some.end->blocked_until = net_.now + static_cast<TimeUs>(dice().below(6000));
         return;
       case 8:
-        if (dice().chance(0.1) && !links_.empty()) {
+        if (dice().chance(0.1) && !links_.empty() && !tame()) {
           const Link link = links_[dice().below(links_.size())];
+          net_.count("transport loses a session");
           node(link.d).end->losses.emplace_back(net_.now, link.id);
           note("the transport loses a session");
         }
@@ -186,7 +196,7 @@ class RandomLife final : public SimWorld {
 
   /// A prompt that was named before, or a new one. Its key, and how many blocks it has.
   std::uint64_t some_prompt() {
-    if (!sizes_.empty() && (calm_ ? false : dice().chance(0.6))) {
+    if (!sizes_.empty() && (kind_ == WorldKind::kRetry ? dice().chance(0.6) : !tame())) {
       auto it = sizes_.begin();
       std::advance(it, static_cast<std::ptrdiff_t>(sizes_.size() - 1 -
                                                    dice().below(std::min<std::size_t>(sizes_.size(), 4))));
@@ -200,11 +210,19 @@ class RandomLife final : public SimWorld {
   std::string key_of(std::uint64_t prompt) const { return "key " + std::to_string(prompt % num_keys_); }
 
   void push_something() {
-    const std::uint64_t prompt = some_prompt();
+    const bool sane = tame();
+    std::uint64_t prompt = some_prompt();
+    if (kind_ == WorldKind::kRetry && sane) {
+      for (const Receive& r : receives_) {
+        if (r.open && r.key == key_of(prompt) && sizes_.contains(r.prompt)) prompt = r.prompt;
+      }
+      for (const Claim& claim : claims_) {
+        if (claim.key == key_of(prompt)) prompt = claim.prompt;
+      }
+    }
     std::size_t n = dice().below(nodes_.size());
-    if (const auto known = from_.find(key_of(prompt)); known != from_.end() && (calm_ || dice().chance(0.9)))
-      n = known->second;
-    if (calm_) {
+    if (const auto known = from_.find(key_of(prompt)); known != from_.end() && sane) n = known->second;
+    if (sane) {
       if (links_.empty() || too_full(n)) return;
       // Of a prompt that somebody can still want.
       if (std::ranges::none_of(links_, [&](const Link& link) { return link.p == n; })) return;
@@ -216,7 +234,7 @@ class RandomLife final : public SimWorld {
       return;
     from_[key_of(prompt)] = n;
     Push& push = begin_push(n, key_of(prompt), prompt, sizes_.at(prompt));
-    if (calm_ || !dice().chance(0.1)) return;
+    if (tame()) return;
     for (std::size_t g = 0; g < shapes_.size(); ++g) {
       for (std::int32_t& block : push.blocks[g]) {
         if (!dice().chance(0.2)) continue;
@@ -228,35 +246,42 @@ class RandomLife final : public SimWorld {
   }
   /// In a calm world nothing may fail for want of blocks.
   bool too_full(std::size_t n) {
-    return std::ranges::any_of(node(n).free, [](const auto& list) { return list.size() < 100; });
+    const std::size_t room = calm_ ? 100 : 10;
+    return std::ranges::any_of(node(n).free, [room](const auto& list) { return list.size() < room; });
+  }
+  bool asked(const Push& push) const {
+    if (kind_ != WorldKind::kRetry) return asked_.contains(push.key);
+    return std::ranges::any_of(receives_, [&](const Receive& r) { return r.open && r.key == push.key; }) ||
+           std::ranges::any_of(claims_, [&](const Claim& claim) { return claim.key == push.key; });
   }
 
   void receive_something() {
     if (links_.empty()) return;
     const Link link = links_[dice().below(links_.size())];
+    const bool sane = tame();
     if (!claims_.empty() && dice().chance(0.5)) {
       const Claim claim = claims_.back();
-      if (calm_ && too_full(claim.node)) return;
+      if (sane && too_full(claim.node)) return;
       claims_.pop_back();
       return open(claim);
     }
     std::uint64_t prompt = 0;
     for (const Push& push : pushes_) {
       if (push.node != link.p || !dice().chance(push.open ? 0.5 : 0.02)) continue;
-      if (calm_ && (!push.open || asked_.contains(push.key))) continue;
+      if (sane && (!push.open || asked(push))) continue;
       prompt = push.prompt;
     }
     if (prompt == 0) {
       prompt = some_prompt();
-      if (calm_ && from_.contains(key_of(prompt))) return;
+      if (sane && from_.contains(key_of(prompt))) return;
       from_.try_emplace(key_of(prompt), link.p);
     }
-    if (calm_ && (too_full(link.d) || claims_.size() + num_open_receives() > 10)) return;
+    if (sane && (too_full(link.d) || claims_.size() + num_open_receives() > 10)) return;
     asked_.insert(key_of(prompt));
     if (dice().chance(0.4)) {
       claims_.push_back(expect(link.d, link.id, key_of(prompt), prompt));
     } else {
-      receive(link.d, link.id, key_of(prompt), prompt, wanted(prompt), 0, !calm_ && dice().chance(0.05));
+      receive(link.d, link.id, key_of(prompt), prompt, wanted(prompt), 0, !tame());
     }
   }
   /// Each is owed a push, which must find room at the end of this life.
@@ -269,7 +294,7 @@ class RandomLife final : public SimWorld {
   }
   std::vector<std::size_t> wanted(std::uint64_t prompt) {
     std::vector<std::size_t> sizes = sizes_.at(prompt);
-    if (!calm_ && dice().chance(0.05)) ++sizes[dice().below(sizes.size())];
+    if (!tame()) ++sizes[dice().below(sizes.size())];
     return sizes;
   }
 
@@ -285,19 +310,22 @@ class RandomLife final : public SimWorld {
     const TimeUs peer = config_.timeouts.peer_us;
     if (dice().chance(0.3)) {
       note("everybody sleeps");
+      net_.count("all sleep");
       net_.now += 5 * peer / 2;
       return;
     }
     for (const auto& one : nodes_) {
       if (one->asleep_until + peer > net_.now) return;
     }
-    const TimeUs most = calm_ ? peer / 2 : 2 * peer;
+    net_.count("sleep");
+    const TimeUs most = tame() ? peer / 2 : 2 * peer;
     node(dice().below(nodes_.size())).asleep_until =
         net_.now + static_cast<TimeUs>(dice().below(static_cast<std::uint64_t>(most)));
   }
 
   void crash(std::size_t n) {
     note("crash " + std::to_string(n));
+    net_.count("crash");
     ++num_crashes_;
     net_.died(*node(n).end);
     for (Push& push : pushes_) {
@@ -316,6 +344,7 @@ class RandomLife final : public SimWorld {
   }
 
   bool calm_ = false;
+  double wild_ = 0;  ///< chance of a caller to do what makes no sense
   double crash_ = 0;
   std::uint64_t num_keys_ = 0;
   std::vector<Offer> offers_;
@@ -328,7 +357,8 @@ class RandomLife final : public SimWorld {
 }  // namespace
 
 std::unique_ptr<SimWorld> make_world(std::uint64_t seed, WorldKind kind) {
-  if (kind == WorldKind::kRandom || kind == WorldKind::kRetry || kind == WorldKind::kCalm)
+  if (kind == WorldKind::kRandom || kind == WorldKind::kRetry || kind == WorldKind::kCalm ||
+      kind == WorldKind::kLiars)
     return std::make_unique<RandomLife>(seed, kind);
   return make_plain_world(seed, kind);
 }

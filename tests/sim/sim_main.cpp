@@ -1,9 +1,11 @@
 // kvpush_sim: many random lives, or all lives of a small world.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -20,14 +22,14 @@ constexpr const char* kUsage =
     "kvpush_sim [--seed N] [--runs M] [--world NAME] [--trace] [--regressions FILE] [--exhaustive [--states "
     "N]]\n"
     "  runs seeds N to N + M - 1; a failing one is printed and replays with --seed\n"
-    "  worlds: random retry calm starved unclaimed ranks; without one, the seed chooses\n";
+    "  worlds: random retry calm starved unclaimed ranks liars; without one, the seed chooses\n";
 
 // Mostly chaos; each of the others often enough.
 constexpr WorldKind kMix[] = {
-    WorldKind::kRandom, WorldKind::kCalm,   WorldKind::kRetry,  WorldKind::kRandom,
-    WorldKind::kCalm,   WorldKind::kRandom, WorldKind::kRetry,  WorldKind::kStarved,
-    WorldKind::kRandom, WorldKind::kCalm,   WorldKind::kRandom, WorldKind::kRetry,
-    WorldKind::kRandom, WorldKind::kCalm,   WorldKind::kRandom, WorldKind::kUnclaimed};
+    WorldKind::kRandom, WorldKind::kCalm,  WorldKind::kRetry,  WorldKind::kLiars,
+    WorldKind::kRandom, WorldKind::kRetry, WorldKind::kLiars,  WorldKind::kStarved,
+    WorldKind::kRandom, WorldKind::kCalm,  WorldKind::kRandom, WorldKind::kRetry,
+    WorldKind::kRandom, WorldKind::kLiars, WorldKind::kRandom, WorldKind::kUnclaimed};
 
 WorldKind world_of(std::uint64_t seed) {
   return seed % 256 == 255 ? WorldKind::kRanks : kMix[seed % std::size(kMix)];
@@ -50,7 +52,32 @@ struct Options {
   std::string regressions;
 };
 
-bool run_one(std::uint64_t seed, WorldKind kind, bool trace, Tally& sum) {
+using Tallies = std::map<WorldKind, Tally>;
+
+void print(const Tallies& tallies) {
+  std::map<std::string_view, std::uint64_t> faults;
+  for (const auto& [kind, tally] : tallies) {
+    std::uint64_t ended = 0;
+    std::uint64_t well = 0;
+    std::string list;
+    for (const auto& [end, count] : tally.ends) {
+      ended += count;
+      if (end == "sent" || end == "received") well += count;
+      list += ", " + end + " " + std::to_string(count);
+    }
+    for (const auto& [fault, count] : tally.faults) faults[fault] += count;
+    std::printf("%s: %.0f %% of %llu transfers went well%s\n",
+                std::string(kWorldNames[static_cast<std::size_t>(kind)]).c_str(),
+                100.0 * static_cast<double>(well) / static_cast<double>(std::max<std::uint64_t>(ended, 1)),
+                static_cast<unsigned long long>(ended), list.c_str());
+  }
+  std::string list;
+  for (const auto& [fault, count] : faults)
+    list += (list.empty() ? "" : ", ") + std::string(fault) + " " + std::to_string(count);
+  std::printf("faults: %s\n", list.c_str());
+}
+
+bool run_one(std::uint64_t seed, WorldKind kind, bool trace, Tallies& tallies) {
   std::unique_ptr<SimWorld> world;
   std::string what;
   std::uint64_t step = 0;
@@ -71,10 +98,9 @@ bool run_one(std::uint64_t seed, WorldKind kind, bool trace, Tally& sum) {
     return false;
   }
   const Tally tally = world->tally();
-  sum.sent += tally.sent;
-  sum.received += tally.received;
-  sum.failed += tally.failed;
-  sum.faults += tally.faults;
+  Tally& sum = tallies[kind];
+  for (const auto& [end, count] : tally.ends) sum.ends[end] += count;
+  for (const auto& [fault, count] : tally.faults) sum.faults[fault] += count;
   sum.hash = (sum.hash ^ tally.hash ^ step) * 1099511628211U;
   return true;
 }
@@ -88,7 +114,7 @@ bool run_regressions(const std::string& path) {
   }
   bool ok = true;
   int count = 0;
-  Tally sum;
+  Tallies ignored;
   for (std::string line; std::getline(in, line);) {
     if (line.empty() || line[0] == '#') continue;
     std::istringstream fields(line);
@@ -96,7 +122,7 @@ bool run_regressions(const std::string& path) {
     std::string name;
     fields >> seed >> name;
     const auto kind = world_named(name);
-    ok &= fields && kind && run_one(seed, *kind, false, sum);
+    ok &= fields && kind && run_one(seed, *kind, false, ignored);
     ++count;
   }
   std::printf("%d regressions %s\n", count, ok ? "passed" : "FAILED");
@@ -144,18 +170,17 @@ int main(int argc, char** argv) {
   if (options.exhaustive && options.runs == 1) return ok ? 0 : 1;
 
   const auto begin = std::chrono::steady_clock::now();
-  Tally sum;
+  Tallies tallies;
   std::uint64_t done = 0;
   for (; done < options.runs && ok; ++done) {
     const std::uint64_t seed = options.seed + done;
-    ok = run_one(seed, options.world.value_or(world_of(seed)), options.trace, sum);
+    ok = run_one(seed, options.world.value_or(world_of(seed)), options.trace, tallies);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf(
-      "%llu runs, %.0f per second: %llu sent, %llu received, %llu failed, %llu faults; hash %016llx\n",
-      static_cast<unsigned long long>(done), static_cast<double>(done) / seconds,
-      static_cast<unsigned long long>(sum.sent), static_cast<unsigned long long>(sum.received),
-      static_cast<unsigned long long>(sum.failed), static_cast<unsigned long long>(sum.faults),
-      static_cast<unsigned long long>(sum.hash));
+  print(tallies);
+  std::uint64_t hash = 0;
+  for (const auto& [kind, tally] : tallies) hash ^= tally.hash;
+  std::printf("%llu runs, %.0f per second; hash %016llx\n", static_cast<unsigned long long>(done),
+              static_cast<double>(done) / seconds, static_cast<unsigned long long>(hash));
   return ok ? 0 : 1;
 }

@@ -12,6 +12,12 @@ constexpr TimeUs kMessageUs = 20;
 
 }  // namespace
 
+bool SimNet::hits(double rate, std::string_view fault) {
+  if (!trouble || !dice.chance(rate)) return false;
+  count(fault);
+  return true;
+}
+
 void SimNet::deliver(const SessionId& id, const SimEnd& from, bool is_notice, ByteView bytes) {
   Session& session = sessions.at(id);
   SimEnd* const to = session.d == &from ? session.p : session.d;
@@ -29,11 +35,16 @@ void SimNet::deliver(const SessionId& id, const SimEnd& from, bool is_notice, By
   Bytes content(bytes.begin(), bytes.end());
   TimeUs wait = 0;
   if (trouble) {
-    const auto hits = [this](double rate) {
-      const bool hit = dice.chance(rate);
-      num_faults += hit ? 1 : 0;
-      return hit;
-    };
+    if (faults.lie > 0) {
+      session.liar.listen(bytes, to_d);
+      if (auto lie = session.liar.lie(bytes, to_d, faults.lie, dice)) {
+        content = std::move(lie->bytes);
+        session.lied = true;
+        session.must_end |= lie->fatal;
+        ++num_lies;
+        count(lie->name);
+      }
+    }
     if (faults.stray > 0) {
       if (old_messages_.size() < kMaxOldMessages) {
         old_messages_.emplace_back(id, content);
@@ -42,19 +53,20 @@ void SimNet::deliver(const SessionId& id, const SimEnd& from, bool is_notice, By
       }
       // Of the same engine's other sessions nothing can stray in: a transport keeps sessions apart.
       const auto& [other, old] = old_messages_[dice.below(old_messages_.size())];
-      if (hits(faults.stray) && sessions.at(other).d != session.d && sessions.at(other).p != session.p &&
-          sessions.at(other).p != session.d && sessions.at(other).d != session.p) {
+      if (sessions.at(other).d != session.d && sessions.at(other).p != session.p &&
+          sessions.at(other).p != session.d && sessions.at(other).d != session.p &&
+          hits(faults.stray, "stray")) {
         put(old, 0);
       }
     }
-    if (hits(faults.drop)) return;
-    if (hits(faults.delay))
+    if (hits(faults.drop, "drop")) return;
+    if (hits(faults.delay, "delay"))
       wait = static_cast<TimeUs>(dice.below(static_cast<std::uint64_t>(faults.max_delay_us)));
-    if (hits(faults.duplicate)) put(content, wait + static_cast<TimeUs>(dice.below(1000)));
-    if (hits(faults.truncate)) {
+    if (hits(faults.duplicate, "duplicate")) put(content, wait + static_cast<TimeUs>(dice.below(1000)));
+    if (hits(faults.truncate, "truncate")) {
       content.resize(dice.below(content.size()));
       ++num_damaged;
-    } else if (hits(faults.corrupt)) {
+    } else if (hits(faults.corrupt, "corrupt")) {
       content[dice.below(content.size())] ^= static_cast<std::byte>(1U << dice.below(8));
       ++num_damaged;
     }
@@ -82,11 +94,10 @@ void SimNet::land(Write& write) {
     std::copy(write.snapshot.begin(), write.snapshot.end(),
               session.landing.begin() + static_cast<std::ptrdiff_t>(begin));
   }
-  if (trouble && dice.chance(faults.corrupt_data)) {
+  if (hits(faults.corrupt_data, "corrupt data")) {
     const std::size_t size = write.source.empty() ? session.slot_bytes : write.snapshot.size();
     session.landing[begin + dice.below(size)] ^= static_cast<std::byte>(1U << dice.below(8));
     ++num_data_damaged;
-    ++num_faults;
   }
 }
 
@@ -189,6 +200,17 @@ void SimNet::check_mapped(const SimEnd& end, const std::byte* slot) const {
   throw Violation("a pack ran into memory that is no slot of its engine");
 }
 
+void SimNet::check_slot(const SimEnd& end, const std::byte* from, std::size_t size) const {
+  for (const auto& [id, session] : sessions) {
+    const std::byte* const begin = session.landing.data();
+    if (session.d != &end || from < begin || from >= begin + session.landing.size()) continue;
+    const std::size_t offset = static_cast<std::size_t>(from - begin) % session.slot_bytes;
+    require(offset + size <= session.slot_bytes, "an unpack read past its slot");
+    return;
+  }
+  throw Violation("an unpack read memory that is no slot of its engine");
+}
+
 // --- one end
 
 Result<Bytes> SimEnd::open_landing(const SessionId& id, std::size_t slot_bytes, std::uint32_t num_slots) {
@@ -237,7 +259,7 @@ Result<Region> SimEnd::allocate_staging(std::size_t size_bytes) {
 }
 
 bool SimEnd::refuses() {
-  return net_.now < blocked_until || (net_.trouble && net_.dice.chance(net_.faults.again));
+  return net_.now < blocked_until || net_.hits(net_.faults.again, "again");
 }
 
 Sent SimEnd::post(const SessionId& id, TicketId ticket, ByteView source, std::uint32_t slot,
@@ -252,12 +274,11 @@ Sent SimEnd::post(const SessionId& id, TicketId ticket, ByteView source, std::ui
   SimNet::Write write;
   if (session.d_dead || !session.d_open) {
     write.plan = net_.dice.chance(0.5) ? Plan::kFails : Plan::kUnknownLanded;
-  } else if (net_.trouble && net_.dice.chance(net_.faults.post_fails)) {
+  } else if (net_.hits(net_.faults.post_fails, "post fails")) {
     write.plan = Plan::kFails;
-  } else if (net_.trouble && net_.dice.chance(net_.faults.post_unknown)) {
+  } else if (net_.hits(net_.faults.post_unknown, "post unknown")) {
     write.plan = net_.dice.chance(0.5) ? Plan::kUnknownLanded : Plan::kUnknownLate;
   }
-  net_.num_faults += write.plan == Plan::kFine ? 0 : 1;
   // A landing that D has closed may be given back at any time once P has closed too.
   write.due = net_.now + (net_.hold ? 0 : static_cast<TimeUs>(net_.dice.below(300)));
   write.session = id;

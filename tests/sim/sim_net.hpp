@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dice.hpp"
+#include "sim_lies.hpp"
 #include "transport/transport.hpp"
 
 namespace kvpush::sim {
@@ -26,6 +27,7 @@ struct Faults {
   double post_fails = 0;
   double post_unknown = 0;
   double again = 0;
+  double lie = 0;  ///< a message or notice says what is not so
   TimeUs max_delay_us = 2000;
 };
 
@@ -55,6 +57,9 @@ class SimNet {
     bool released = false;
     bool p_heard = false;  ///< a message of D has arrived
     bool unknown = false;  ///< the fate of a post was told as unknown
+    bool lied = false;
+    bool must_end = false;  ///< a lie was told that ends a session
+    Liar liar;
     Bytes landing;
     std::size_t slot_bytes = 0;
   };
@@ -92,17 +97,22 @@ class SimNet {
   std::map<SessionId, Session> sessions;
   std::uint64_t num_damaged = 0;  ///< messages or notices
   std::uint64_t num_data_damaged = 0;
-  std::uint64_t num_faults = 0;
-  std::uint64_t hash = 14695981039346656037U;  ///< of everything that was sent
+  std::uint64_t num_lies = 0;
+  std::map<std::string_view, std::uint64_t> num_faults;  ///< by kind
+  std::uint64_t hash = 14695981039346656037U;            ///< of everything that was sent
 
   /// Carries out what is due.
   void advance(TimeUs to);
   /// The engine at this end is gone; what it posted may still land.
   void died(SimEnd& end);
+  void count(std::string_view fault) { ++num_faults[fault]; }
+  [[nodiscard]] bool lied(const SessionId& id) const { return sessions.at(id).lied; }
   /// The bytes of every session that were not to be touched any more are as they were.
   void check_released() const;
   /// P's view of a mapped slot must be of an open session.
   void check_mapped(const SimEnd& end, const std::byte* slot) const;
+  /// D copies out of one slot of a session of its own.
+  void check_slot(const SimEnd& end, const std::byte* from, std::size_t size) const;
   [[nodiscard]] bool writes_pending(const SessionId& id) const;
   [[nodiscard]] TimeUs next_due() const;
   void mix(std::uint64_t value) { hash = (hash ^ value) * 1099511628211U; }
@@ -112,6 +122,8 @@ class SimNet {
 
  private:
   friend class SimEnd;
+  /// Counts a fault of this kind if luck wants it.
+  bool hits(double rate, std::string_view fault);
   void land(Write& write);
   void decide(Write& write, Fate fate);
 

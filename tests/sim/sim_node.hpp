@@ -78,6 +78,7 @@ class SimNode {
    private:
     void run(const PackJob& job) {
       if (dice_.chance(fails)) {
+        node_.net.count("pack fails");
         ++num_failed;
         done_.push_back({job.ticket, 0, {Code::kTransport, "the device is gone"}});
         return;
@@ -92,6 +93,7 @@ class SimNode {
                         : "an unpack wrote a block that no open receive holds");
       }
       if (node_.end->capabilities().mapped_slots && packing) node_.net.check_mapped(*node_.end, job.dense);
+      if (!packing) node_.net.check_slot(*node_.end, job.dense, packed_bytes(node_.cache, job.box));
       done_.push_back(run_pack_job(node_.cache, job));
     }
 

@@ -21,16 +21,18 @@ void SimWorld::took(std::size_t n, const protocol::Event& event) {
   if (event.kind == Kind::kLost) {
     note("node " + std::to_string(n) + " lost a session: " + name + ": " + event.detail);
     const auto lost = std::erase_if(links_, [&](const Link& link) { return link.id == event.session; });
-    require(!lossless_ || lost == 0, "a session was lost without cause: " + event.detail);
+    require(!lossless_ || lost == 0 || net_.lied(event.session),
+            "a session was lost without cause: " + event.detail);
     return;
   }
   note("node " + std::to_string(n) + ": " + event.key + " " + name + " " + event.detail + ", handle " +
        std::to_string(event.handle));
-  require(event.status != FailCode::kBreach || net_.num_damaged > 0,
+  require(event.status != FailCode::kBreach || net_.num_damaged + net_.num_lies > 0,
           "honest engines called a breach: " + event.detail);
-  require(event.status != FailCode::kChecksum || net_.num_data_damaged > 0,
+  require(event.status != FailCode::kChecksum || net_.num_data_damaged + net_.num_lies > 0,
           "a checksum failed of data that nobody damaged");
-  require(event.status != FailCode::kPack || pack_fails_ > 0, "a pack failed that nobody broke");
+  require(event.status != FailCode::kPack || pack_fails_ > 0 || net_.num_lies > 0,
+          "a pack failed that nobody broke");
   if (event.side == protocol::Event::Side::kPush) {
     const auto found = std::ranges::find_if(pushes_, [&](const Push& push) {
       return push.node == n && push.handle == event.handle && push.ended_at >= 0;
@@ -43,7 +45,7 @@ void SimWorld::took(std::size_t n, const protocol::Event& event) {
     found->end = name;
     found->ended_at = net_.now;
     node(n).give_back(found->blocks);
-    ++(event.kind == Kind::kSent ? tally_.sent : tally_.failed);
+    ++ends_[name];
     return;
   }
   const auto found = std::ranges::find_if(receives_, [&](const Receive& receive) {
@@ -52,14 +54,14 @@ void SimWorld::took(std::size_t n, const protocol::Event& event) {
   require(found != receives_.end(), "an event of a receive that never was");
   require(found->open, "a second event of receive " + found->key);
   require(event.kind != Kind::kSent, "a receive was sent");
-  require(!lossless_ || event.kind == Kind::kReceived || found->cancelled,
+  require(!lossless_ || event.kind == Kind::kReceived || found->cancelled || net_.lied(found->session),
           "a receive failed without cause: " + name + ": " + event.detail);
   found->open = false;
   found->end = name;
   found->ended_at = net_.now;
   if (event.kind == Kind::kReceived) check_received(n, *found);
   node(n).give_back(found->blocks);
-  ++(event.kind == Kind::kReceived ? tally_.received : tally_.failed);
+  ++ends_[name];
 }
 
 void SimWorld::check_received(std::size_t n, const Receive& receive) {
@@ -95,8 +97,10 @@ void SimWorld::settle() {
   }
   claims_.clear();
   note("settling");
-  const TimeUs receives_end = t.pairing_us + 3 * t.peer_us;
-  const TimeUs pushes_end = t.claim_us + t.unclaimed_us + 3 * t.peer_us;
+  // Who is lied to may wait for a box that never comes.
+  const TimeUs progress = net_.num_lies > 0 ? t.progress_us : 0;
+  const TimeUs receives_end = t.pairing_us + progress + 3 * t.peer_us;
+  const TimeUs pushes_end = t.claim_us + t.unclaimed_us + progress + 3 * t.peer_us;
   // A queue of boxes over one slot may take its time, as long as it moves.
   TimeUs since = net_.now;
   std::uint64_t moved = 0;
@@ -118,6 +122,20 @@ void SimWorld::settle() {
   }
   // Long enough for whatever is half open, on either side, to be given up.
   for (TimeUs end = net_.now + t.handshake_us + 3 * t.peer_us; net_.now < end;) step(kStepUs);
+  end_lied();
+}
+
+/// Whoever lied of credits or claims has fewer of them as long as its session lives.
+void SimWorld::end_lied() {
+  const std::vector<Link> links = links_;
+  for (const Link& link : links) {
+    const SimNet::Session& session = net_.sessions.at(link.id);
+    require(!lossless_ || !session.must_end, "a breach of protocol did not end its session");
+    if (!session.lied) continue;
+    note("end a session of lies");
+    require(node(link.d).core->disconnect(link.id, net_.now).ok(), "an open session could not be ended");
+  }
+  for (TimeUs end = net_.now + 2 * config_.timeouts.peer_us; net_.now < end;) step(kStepUs);
 }
 
 void SimWorld::check_quiet() {
@@ -133,7 +151,7 @@ void SimWorld::check_quiet() {
     require(stats.leases_in_use == 0, "leases are left");
     require(one->core->quiet() && one->packer->idle(), "work is left");
     require(!one->core->open(), "open() of an engine without transfers");
-    require(stats.breaches == 0 || net_.num_damaged > 0, "honest engines called a breach");
+    require(stats.breaches == 0 || net_.num_damaged + net_.num_lies > 0, "honest engines called a breach");
     credits += stats.credits;
     slots += stats.landing_bytes / config_.slot_bytes;
     sessions += stats.sessions;

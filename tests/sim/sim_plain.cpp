@@ -90,6 +90,7 @@ class Unclaimed final : public SimWorld {
     const protocol::Timeouts& t = config_.timeouts;
     const auto idle = [this] { step(static_cast<TimeUs>(100 + dice().below(300))); };
     for (int i = 0; i < 10; ++i) idle();
+    just_in_time(session, sizes);
 
     begin_push(1, "nobody asks", 1, sizes);
     begin_push(1, "only claimed", 2, sizes);
@@ -106,9 +107,9 @@ class Unclaimed final : public SimWorld {
     node(0).core->receiver().cancel(early.transfer, node(0).core->actions());
     for (int i = 0; i < 5; ++i) idle();
     begin_push(1, "cancelled before its push", 5, sizes);
-    for (std::size_t i = 0; i < pushes_.size(); ++i) {
-      advance(pushes_[i], 1000);
-      finish(pushes_[i]);
+    for (Push& push : pushes_) {
+      advance(push, 1000);
+      finish(push);
     }
     const TimeUs finished = net_.now;
     for (int i = 0; i < 5; ++i) idle();
@@ -133,7 +134,7 @@ class Unclaimed final : public SimWorld {
       require(one->end == how, std::string(key) + ": " + one->end + ", not " + how);
       require(one->ended_at >= from && one->ended_at <= to, std::string(key) + ": ended at the wrong time");
     };
-    const TimeUs opened = receives_[0].opened_at;
+    const TimeUs opened = receives_[1].opened_at;
     receive_ends("no push", "pairing_timeout", opened + t.pairing_us, opened + t.pairing_us + 1000);
     receive_ends("other digest", "digest_mismatch", opened, opened + 5000);
     // Its claim has ended; the receive learns it at once.
@@ -169,6 +170,20 @@ class Unclaimed final : public SimWorld {
             "dead peer: given up at the wrong time");
     for (Push& push : pushes_) push.open = false;
     nodes_.pop_back();
+  }
+
+  /// What arrives in the very turn in which a timeout is judged was in time.
+  void just_in_time(const SessionId& session, const std::vector<std::size_t>& sizes) {
+    receive(0, session, "just in time", 9, sizes, 0, false);
+    const TimeUs judged = net_.now + config_.timeouts.pairing_us;
+    while (net_.now < judged - 3000) step(300);
+    node(0).asleep_until = judged;
+    Push& push = begin_push(1, "just in time", 9, sizes);
+    advance(push, 1000);
+    finish(push);
+    while (receives_.back().open) step(100);
+    require(receives_.back().end == "received", "just in time: " + receives_.back().end);
+    require(receives_.back().ended_at >= judged, "just in time: too early to mean anything");
   }
 };
 

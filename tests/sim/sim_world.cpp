@@ -171,7 +171,7 @@ SimWorld::Receive& SimWorld::receive(std::size_t n, const SessionId& session, co
                                      std::uint64_t prompt, const std::vector<std::size_t>& sizes,
                                      TransferId claim, bool wrong_digest) {
   SimNode& d = node(n);
-  Receive receive{n, d.next_handle++, claim != 0 ? claim : d.next_transfer++, key, prompt, {}, {}};
+  Receive receive{n, session, d.next_handle++, claim != 0 ? claim : d.next_transfer++, key, prompt, {}, {}};
   for (std::size_t g = 0; g < shapes_.size(); ++g) {
     const std::size_t first = sizes[g] == 0 || !dice().chance(partial_) ? 0 : dice().below(sizes[g]);
     receive.first.push_back(static_cast<std::uint32_t>(first));
@@ -251,10 +251,7 @@ void SimWorld::describe() const {
 }
 
 Tally SimWorld::tally() const {
-  Tally tally = tally_;
-  tally.faults = net_.num_faults;
-  tally.hash = net_.hash;
-  return tally;
+  return {ends_, net_.num_faults, net_.hash};
 }
 
 }  // namespace kvpush::sim

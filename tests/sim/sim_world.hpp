@@ -12,16 +12,14 @@
 
 namespace kvpush::sim {
 
-enum class WorldKind : std::uint8_t { kRandom, kRetry, kCalm, kStarved, kUnclaimed, kRanks };
-inline constexpr std::array<std::string_view, 6> kWorldNames = {"random",  "retry",     "calm",
-                                                                "starved", "unclaimed", "ranks"};
+enum class WorldKind : std::uint8_t { kRandom, kRetry, kCalm, kStarved, kUnclaimed, kRanks, kLiars };
+inline constexpr std::array<std::string_view, 7> kWorldNames = {"random",    "retry", "calm", "starved",
+                                                                "unclaimed", "ranks", "liars"};
 
 /// What a run was worth.
 struct Tally {
-  std::uint64_t sent = 0;
-  std::uint64_t received = 0;
-  std::uint64_t failed = 0;
-  std::uint64_t faults = 0;
+  std::map<std::string, std::uint64_t> ends;         ///< sent, received, or why not
+  std::map<std::string_view, std::uint64_t> faults;  ///< by kind
   std::uint64_t hash = 0;
 };
 
@@ -51,6 +49,7 @@ class SimWorld {
   };
   struct Receive {
     std::size_t node = 0;
+    SessionId session;
     HandleId handle = 0;
     TransferId transfer = 0;
     std::string key;
@@ -132,13 +131,14 @@ class SimWorld {
   double holes_ = 0.03;
   double partial_ = 0.4;  ///< receives that do not begin at position 0
   double pack_fails_ = 0;
-  bool lossless_ = false;  ///< no session may be lost, no transfer fail unasked
+  bool lossless_ = false;  ///< no session without a lie may be lost, no transfer of it fail unasked
   std::uint64_t num_pack_failures_ = 0;
   std::uint64_t num_crashes_ = 0;
   std::uint64_t steps_ = 0;
-  Tally tally_;
+  std::map<std::string, std::uint64_t> ends_;
 
  private:
+  void end_lied();
   void unfence(Push& push);
 };
 
