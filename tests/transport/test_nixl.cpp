@@ -46,6 +46,7 @@ struct Log : TransportSink {
   std::size_t num_completions = 0;
   std::size_t num_settled = 0;
   std::vector<SessionId> lost;
+  std::vector<TicketId> settled;
 
   void on_message(const SessionId& session, ByteView message) override {
     messages[session].emplace_back(message.begin(), message.end());
@@ -62,6 +63,7 @@ struct Log : TransportSink {
     ++num_settled;
   }
   void on_lost(const SessionId& session, const std::string& /*reason*/) override { lost.push_back(session); }
+  void on_settled(TicketId ticket) override { settled.push_back(ticket); }
 };
 
 struct Engine {
@@ -350,6 +352,9 @@ TEST(closing_answers_every_post_and_late_notices_are_dropped) {
   CHECK(poll_until(d, p, [&] { return d.counters->dropped_notifications >= p.counters->orphaned_posts; }));
   CHECK_EQ(p.log.num_completions, 20U);
   CHECK(d.log.notices[id].empty());
+  // Each of them has completed after all, and P knows that its source is free.
+  CHECK(poll_until(d, p, [&] { return p.log.settled.size() == p.counters->orphaned_posts; }));
+  for (const TicketId ticket : p.log.settled) CHECK(p.log.fates.at(ticket) == Fate::kUnknown);
   CHECK(poll_until(d, p, [&] { return d.transport->landing_quiet(id); }));
   CHECK_EQ(p.log.num_settled, p.counters->orphaned_posts.load());
   CHECK(p.transport->send(id, text("x")) == Sent::kLost);
