@@ -88,9 +88,10 @@ def test_case_c4_blocks_freed_before_d_asks(how):
         assert not any(a.any() for a in t.target[0])
 
 
-def test_case_c4_blocks_freed_while_d_receives():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_c4_blocks_freed_while_d_receives(transport):
     """The same with the transfer under way: nothing of the new content, wherever the abort falls."""
-    with pair("shm", config=SMALL) as t:
+    with pair(transport, config=SMALL) as t:
         blocks = np.arange(60)
         partial = 0
         for i in range(200):
@@ -110,9 +111,10 @@ def test_case_c4_blocks_freed_while_d_receives():
         assert partial > 0
 
 
-def test_case_c4_blocks_taken_back_and_reused():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_c4_blocks_taken_back_and_reused(transport):
     """retract() has returned: P writes into the blocks, then goes on with others."""
-    with pair("shm", config=SMALL) as t:
+    with pair(transport, config=SMALL) as t:
         positions = set()
         for i in range(200):
             fill(t.source[0], slice(None), OLD)
@@ -148,9 +150,10 @@ def test_case_c5_read_right_after_completion(pack_threads):
             assert wait_for(t.p, push.handle).kind == "sent"
 
 
-def test_case_c6_keys_reused_and_no_crossed_completion():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_c6_keys_reused_and_no_crossed_completion(transport):
     """Four keys, in flight together, each used again as soon as both sides are done with it."""
-    with pair("shm", config=SMALL) as t:
+    with pair(transport, config=SMALL) as t:
         values = itertools.count(1)
         seen = set()
         for i in range(500):
@@ -210,11 +213,12 @@ def test_case_c7_two_p_start_at_once_towards_one_d():
                 assert np.array_equal(got, sources[which][plane][:count])
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("num_slots", [1, 2, 3])
-def test_case_c8_a_tiny_ring_of_slots_wraps(num_slots):
+def test_case_c8_a_tiny_ring_of_slots_wraps(transport, num_slots):
     """Three large transfers at once; copies end in any order."""
     config = {"slot_bytes": 4096, "num_slots": num_slots, "pack_threads": 4}
-    with pair("shm", blocks=1024, config=config) as t:
+    with pair(transport, blocks=1024, config=config) as t:
         rng = np.random.default_rng(8)
         source, target = (rng.permutation(1024)[:900].reshape(3, 300) for _ in range(2))
         recvs = [t.d.receive(t.peer, f"k{i}", digest=DIGEST, blocks=[target[i]]) for i in range(3)]

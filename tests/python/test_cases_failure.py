@@ -30,9 +30,10 @@ def rest(engine):
         return events
 
 
-def test_case_f1_a_thousand_aborts_of_d_leak_nothing():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_f1_a_thousand_aborts_of_d_leak_nothing(transport):
     """D aborts after it registered, and P never finishes: the block is free at once, every time."""
-    with pair("shm") as t:
+    with pair(transport) as t:
         for i in range(1000):
             recv = t.d.receive(t.peer, f"k{i}", digest=DIGEST, blocks=[[3]])
             push = t.p.push(f"k{i}", digest=DIGEST)
@@ -45,9 +46,10 @@ def test_case_f1_a_thousand_aborts_of_d_leak_nothing():
         until(t.p, lambda stats: stats["credits"] == kvpush.Config().num_slots)
 
 
-def test_case_f2_blocks_reused_while_writes_are_in_flight():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_f2_blocks_reused_while_writes_are_in_flight(transport):
     """D aborts in mid-transfer and gives its blocks to another prompt at once."""
-    with pair("shm", config=SMALL) as t:
+    with pair(transport, config=SMALL) as t:
         fill(t.source[0], slice(None), OLD)
         blocks = np.arange(60)
         for i in range(200):
@@ -64,10 +66,11 @@ def test_case_f2_blocks_reused_while_writes_are_in_flight():
             assert all((a[:60] == NEW).all() for a in t.target[0])
 
 
-def test_case_f4_receives_that_wait_longer_than_a_push_without_a_claim():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_f4_receives_that_wait_longer_than_a_push_without_a_claim(transport):
     """128 on D wait past unclaimed_timeout_s; how long is told by a push that does expire."""
     count = 128
-    with pair("shm", blocks=2 * count, config={"unclaimed_timeout_s": 0.1}) as t:
+    with pair(transport, blocks=2 * count, config={"unclaimed_timeout_s": 0.1}) as t:
         early = [t.d.receive(t.peer, f"r{i}", digest=DIGEST, blocks=[[i]]) for i in range(count)]
         claims = [t.d.expect(t.peer, f"c{i}") for i in range(count)]
         until(t.p, lambda stats: stats["open_claims"] == 2 * count)
@@ -97,10 +100,11 @@ def test_case_f9_a_late_request_starts_the_push_of_an_idle_engine(transport):
         assert wait_for(t.p, push.handle).kind == "sent"
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("d_first", [True, False])
 @pytest.mark.parametrize("gap_s", [0.0, 0.2])
-def test_case_f10_d_before_p_and_after(d_first, gap_s):
-    with pair("shm") as t:
+def test_case_f10_d_before_p_and_after(transport, d_first, gap_s):
+    with pair(transport) as t:
 
         def prefill():
             push = t.p.push("k", digest=DIGEST)
@@ -184,9 +188,10 @@ def test_case_f12_abort_while_both_are_open(both_ways, order):
     assert {e.kind for engine in (a, b) for e in rest(engine)} <= {"lost"}
 
 
-def test_case_f14_256_requests_through_two_slots():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_case_f14_256_requests_through_two_slots(transport):
     count = 256
-    with pair("shm", blocks=count, config=SMALL) as t:
+    with pair(transport, blocks=count, config=SMALL) as t:
         recvs = [t.d.receive(t.peer, f"k{i}", digest=DIGEST, blocks=[[i]]) for i in range(count)]
         until(t.p, lambda stats: stats["open_claims"] == count)
         pushes = [push_all(t.p, f"k{i}", [count - 1 - i]) for i in range(count)]
