@@ -12,7 +12,7 @@ from kvpush.errors import TransportError
 
 _DIGEST = b"bench"
 # Between two rounds both processes are stopped: that silence is no loss.
-_PEER_TIMEOUT_S = 600.0
+_STOPPED_S = 600.0
 _WAIT_S = 60.0
 
 
@@ -38,7 +38,9 @@ class KvpushEnd(End):
             return False
         if self._engine is not None:
             self._engine.close()
-        config = kvpush.Config.from_env(transport=self._transport, peer_timeout_s=_PEER_TIMEOUT_S)
+        config = kvpush.Config.from_env(
+            transport=self._transport, peer_timeout_s=_STOPPED_S, handshake_timeout_s=_STOPPED_S
+        )
         self._engine = kvpush.Engine(make_cache(case, self._bytes), config)
         return True
 

@@ -30,7 +30,11 @@ _WAIT_S = 60.0
 
 def find_module() -> str:
     """Return the importable package that has NIXL's Python API, or ""."""
-    return next((name for name in _MODULES if importlib.util.find_spec(name) is not None), "")
+    for name in _MODULES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:  # a folder that happens to have this name has none
+            return name
+    return ""
 
 
 class NixlEnd(End):

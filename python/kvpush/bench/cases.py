@@ -77,10 +77,17 @@ class Case:
 
     @property
     def num_batches(self) -> int:
-        """Batches of one round, one after another."""
+        """Batches of one round, one after another. D asks for all of them before, so each has its own table."""
         if self.idle_ms is not None:
-            return _IDLE_BATCHES if self.idle_ms else _MAX_BATCHES
-        return min(_MAX_BATCHES, max(1, _ROUND_BYTES // self.batch_bytes))
+            wanted = _IDLE_BATCHES if self.idle_ms else _MAX_BATCHES
+        else:
+            wanted = min(_MAX_BATCHES, max(1, _ROUND_BYTES // self.batch_bytes))
+        return min(wanted, self.num_tables)
+
+    @property
+    def num_tables(self) -> int:
+        """Block tables without a block in common, each for what moves at once."""
+        return max(1, self.num_blocks // (self.num_positions * self.concurrency))
 
     @property
     def label(self) -> str:
@@ -172,7 +179,7 @@ def with_cache(cases: Sequence[Case], cache_bytes: int) -> list[Case]:
     Raises
     ------
     InvalidArgument
-        `cache_bytes` is less than what one case moves at once, or more than the machine has free.
+        `cache_bytes` is less than what one case moves at once.
     """
     batch = max(case.batch_bytes for case in cases)
     wanted = cache_bytes or max(batch, min(_CACHE_BYTES, max(_TABLES * batch, 32 * MIB)))

@@ -54,7 +54,11 @@ def _lines(
         groups.setdefault(tuple(row[name] for name in fixed if name != varied), []).append(row)
     if not groups:
         return
-    chosen = max(groups.values(), key=lambda group: len({row[varied] for row in group}))
+
+    def interest(group: list[dict[str, Any]]) -> tuple[int, bool]:
+        return len({row[varied] for row in group}), group[0]["run_blocks"] == 1
+
+    chosen = max(groups.values(), key=interest)
     arms = dict.fromkeys((row["arm"], row["transport"]) for row in chosen)
     for arm, transport in arms:
         points = sorted(

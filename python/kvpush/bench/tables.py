@@ -42,8 +42,7 @@ def make_batches(case: Case, round_number: int, slot: int, num_slots: int) -> li
 
 def _batch(case: Case, number: int) -> Batch:
     wanted = case.num_positions * case.concurrency
-    num_tables = max(1, case.num_blocks // wanted)
-    place = number % num_tables
+    place = number % case.num_tables
     sources = _ids(case, seed=1)[place * wanted : (place + 1) * wanted]
     # Another order on D: the table that P's blocks meet changes too.
     targets = _ids(case, seed=2)[place * wanted : (place + 1) * wanted]
@@ -74,12 +73,6 @@ def _ids(case: Case, seed: int) -> Any:
         rest = np.arange(len(ids), blocks)
         _kept[key] = np.concatenate([ids, rest]).astype(np.int32)
     return _kept[key]
-
-
-def num_runs(case: Case, transfer: Transfer) -> int:
-    """Count the pieces of one transfer in one layer that are contiguous on both sides."""
-    breaks = (np.diff(transfer.sources) != 1) | (np.diff(transfer.targets) != 1)
-    return int(breaks.sum()) + 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from kvpush.bench.arm_kvpush import KvpushEnd
 from kvpush.bench.arm_memcpy import MemcpyEnd
 from kvpush.bench.arm_nixl import ONE, PER_BLOCK, POLL, SLEEP, NixlEnd, find_module
 from kvpush.bench.arms import PairSpec, Variant
-from kvpush.bench.cases import Case
+from kvpush.bench.cases import Case, size
+from kvpush.bench.environment import available_bytes
 from kvpush.bench.pair import Pair, Round
 from kvpush.bench.rows import make_rows
 from kvpush.errors import InvalidArgument, Unsupported
@@ -94,9 +95,12 @@ def run(
 
     Raises
     ------
+    InvalidArgument
+        The caches of all arms together are more than the machine has free.
     BenchError
         An arm failed or moved wrong bytes.
     """
+    _check_memory(cases[0].cache_bytes, len(specs))
     slots = [(spec, variant) for spec in specs for variant in spec.variants]
     total = len(ucx_tls) * len(cases) * (rounds + 2) * len(slots)
     done = 0
@@ -120,3 +124,13 @@ def run(
                         if not verify:
                             measured[variant].append(result)
                 yield make_rows(case, measured, tls)
+
+
+def _check_memory(cache_bytes: int, num_pairs: int) -> None:
+    needed = cache_bytes * (2 * num_pairs + 1)  # memcpy has a third
+    free = available_bytes()
+    if free and needed > free:
+        raise InvalidArgument(
+            f"{num_pairs} pairs of caches of {size(cache_bytes)} need {size(needed)}, {size(free)} are free: "
+            "choose fewer --arms, less --total-bytes or --concurrency, or a smaller --cache-bytes"
+        )

@@ -56,7 +56,9 @@ class _Request:
 
 def measure(num_requests: int, repeats: int) -> Costs:
     """Run ``repeats`` waves of ``num_requests`` prompts of 20 blocks, a block per step."""
-    logging.getLogger("kvpush").setLevel(logging.ERROR)  # nobody claims these pushes: one warning for each
+    logging.getLogger("vllm.kvpush").setLevel(
+        logging.ERROR
+    )  # nobody claims these pushes: one warning for each
     costs = Costs()
     halves = _Halves(num_requests * STEPS_PER_REQUEST)
     try:
