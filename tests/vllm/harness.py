@@ -225,3 +225,25 @@ class Pair:
     def close(self) -> None:
         self.d.close()
         self.p.close()
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    return [seed * 1000 + i for i in range(n)]
+
+
+def connect(pair: Pair) -> None:
+    """Establish D's session, so that later steps need no waiting."""
+    request = pair.d_request(tokens(4, 99), "warm-up", ([60],))
+    pair.d.step()
+    pair.d.step_until(lambda: bool(pair.d.engine.called("expect")))
+    pair.d.abort(request)
+    pair.d.step()
+    pair.d.engine.calls.clear()
+
+
+def equal(pair: Pair, source: list[int], target: list[int], layers: tuple[str, ...] | None = None) -> bool:
+    return all(
+        torch.equal(pair.p.caches[name][a], pair.d.caches[name][b])
+        for name in layers or pair.p.caches
+        for a, b in zip(source, target, strict=True)
+    )

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import prometheus_client
 import pytest
-from harness import Pair
-from test_connector import free_port, tokens
+from harness import Pair, tokens
+from tiny import free_port
 
 from kvpush.vllm.connector import KVPushConnector
 from kvpush.vllm.metrics import COUNTERS, GAUGES, LABELLED, TIMES, KVPushStats

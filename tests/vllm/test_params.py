@@ -78,7 +78,7 @@ def test_transfer_id_wins() -> None:
     assert p.key == d.key == "t#1"
 
 
-def test_keys_of_similar_requests_differ() -> None:
+def test_case_c3_keys_of_similar_requests_differ() -> None:
     bases = ["a", "a#1", "a#1#0", "a#", "#1", "ab", "a-0", "a-1", "1_a"]
     keys = [rp.make_key(base, index) for base in bases for index in range(3)]
     assert len(set(keys)) == len(keys)

@@ -1,6 +1,8 @@
 """A tiny random Llama on disk and in-process vLLM engines over it: token ids in, token ids out."""
 
 import os
+import random
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ def set_environment() -> None:
     """What vLLM must find before it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def make_model(folder: Path, heads: int = 2, layers: int = 3) -> str:
@@ -48,8 +56,8 @@ def make_model(folder: Path, heads: int = 2, layers: int = 3) -> str:
 
 
 def prompt(length: int, seed: int) -> list[int]:
-    """A prompt of random-looking token ids."""
-    return [(seed * 7919 + i * 104729 + i * i * 31) % (VOCAB - 10) + 5 for i in range(length)]
+    """A prompt of random token ids; a longer one of the same seed begins with it."""
+    return random.Random(seed).choices(range(5, VOCAB - 5), k=length)
 
 
 class TinyEngine:

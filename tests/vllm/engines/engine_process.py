@@ -1,36 +1,28 @@
 """vLLM engines that a test drives step by step, kills and starts again.
 
-``python life_cycle.py`` is a nursery: it imports vLLM once and forks an engine for each line on stdin, so
-that an engine is there in a second or two. An engine takes its orders over a Unix socket, one JSON object
-per line, each answered by one.
+``python engine_process.py`` is a nursery: it imports vLLM once and forks an engine for each line on stdin,
+so that an engine is there in a second or two. An engine takes its orders over a Unix socket, one JSON object
+per line, each answered by one. ``nodes.py`` is the other end.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import queue
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny
 
 CHUNK = 128
-DEADLINE_S = 60.0
 GAUGES = ("open_pushes", "open_claims", "open_receives", "leases_in_use", "quarantined_bytes")
-
-
-# ---- the engine's process -----------------------------------------------------------------------
 
 
 def nursery() -> None:
@@ -61,6 +53,7 @@ def nursery() -> None:
 
 
 def _child(spec: dict[str, Any]) -> None:
+    from kvpush import testing
     from kvpush.vllm import handshake, scheduler
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -68,12 +61,14 @@ def _child(spec: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ["KVPUSH_TRACE_FILE"] = spec["trace"]
+    os.environ |= spec["env"] | {"KVPUSH_TRACE_FILE": spec["trace"]}
     handshake.ASK_SECONDS = scheduler.STALL_SECONDS = 2.0
     wire = socket.socket(socket.AF_UNIX)
     wire.connect(spec["socket"])
     try:
-        Server(tiny.TinyEngine(spec["model"], spec["transfer"], CHUNK, **spec["options"]), wire).run()
+        with testing.faults(**spec["faults"]) if spec["faults"] else contextlib.nullcontext():
+            engine = tiny.TinyEngine(spec["model"], spec["transfer"], CHUNK, **spec["options"])
+        Server(engine, wire).run()
     except BaseException:
         import traceback
 
@@ -92,6 +87,7 @@ class Server:
         self.held: list[Any] = []
         self.wanted: list[str] | None = None
         self.preemptions = 0
+        self.zeroed: list[int] = []
         self.wire = wire
         self.orders: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._read, args=(wire.makefile("r"),), daemon=True).start()
@@ -189,6 +185,29 @@ class Server:
         pool.free_blocks(self.held)
         self.held = [] if leave < 0 else pool.get_new_blocks(pool.get_num_free_blocks() - leave)
 
+    def zero(self, on: bool) -> None:
+        """Zero every newly allocated block before the step's forward, as vLLM does for mixed precisions."""
+        self.scheduler.needs_kv_cache_zeroing = on
+        for manager in self.scheduler.kv_cache_manager.coordinator.single_type_managers:
+            manager._record_new_block_ids = on
+        runner = self.engine.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+        def zero(ids: list[int]) -> None:
+            self.zeroed += ids
+            type(runner)._zero_block_ids(runner, ids)
+
+        runner._zero_block_ids = zero
+
+    def take_zeroed(self) -> list[int]:
+        """Blocks that were zeroed since the last call."""
+        zeroed, self.zeroed = self.zeroed, []
+        return zeroed
+
+    def blocks(self, name: str) -> list[int]:
+        """The blocks of an open request."""
+        (full,) = (one for one in self.scheduler.requests if one.startswith(name + "-"))
+        return list(self.scheduler.kv_cache_manager.get_block_ids(full)[0])
+
     def forget(self) -> bool:
         """Drop the prefix cache."""
         return bool(self.engine.engine.reset_prefix_cache())
@@ -229,141 +248,6 @@ class Server:
             }
             state["open"] |= {name: stats[name] for name in GAUGES}
         return state
-
-
-# ---- the driver ---------------------------------------------------------------------------------
-
-
-class Nursery:
-    """Starts engines."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.numbers = itertools.count()
-        with (folder / "nursery.log").open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n", (folder / "nursery.log").read_text()[-4000:]
-
-    def start(self, model: str, transfer: dict[str, Any] | None, **options: Any) -> "Node":
-        name = f"{next(self.numbers)}-{transfer['kv_role'] if transfer else 'alone'}"
-        node = Node(self.folder / name)
-        spec = {
-            "model": model,
-            "transfer": transfer,
-            "options": options,
-            "log": str(node.log),
-            "trace": str(node.trace_path),
-            "socket": node.address,
-        }
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(spec) + "\n")
-        self.process.stdin.flush()
-        return node
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-
-
-class Node:
-    """The driver's end of one engine. Usable after :meth:`ready`; other orders are methods of ``Server``."""
-
-    def __init__(self, path: Path) -> None:
-        self.log = path.with_suffix(".log")
-        self.trace_path = path.with_suffix(".trace")
-        self.address = str(path.with_suffix(".sock"))
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(self.address)
-        self.listener.listen(1)
-        self.listener.settimeout(DEADLINE_S)
-        self.pid = 0
-
-    def ready(self) -> "Node":
-        if not self.pid:
-            self.wire, _ = self.listener.accept()
-            self.wire.settimeout(DEADLINE_S)
-            self.lines = self.wire.makefile("r")
-            self.pid = int(self._answer())
-        return self
-
-    def _answer(self) -> Any:
-        try:
-            line = self.lines.readline()
-        except TimeoutError as error:
-            raise AssertionError(f"no answer\n{self.log.read_text()[-6000:]}") from error
-        assert line, f"the engine died:\n{self.log.read_text()[-6000:]}"
-        return json.loads(line)
-
-    def call(self, name: str, *args: Any) -> Any:
-        self.ready().wire.sendall((json.dumps([name, args]) + "\n").encode())
-        return self._answer()
-
-    def add(self, name: str, ids: list[int], max_tokens: int, params: Any = None, **more: Any) -> None:
-        self.call("add", name, ids, max_tokens, params, more)
-
-    def wait(self, *names: str) -> dict[str, Any]:
-        """Outputs of these requests, once all have ended."""
-        return dict(self.call("wait", names))
-
-    def state(self) -> dict[str, Any]:
-        return dict(self.call("state"))
-
-    def until(self, what: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """Poll the engine's state until ``what`` holds for it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not what(state := self.state()):
-            assert time.monotonic() < deadline, f"{state}\n{self.log.read_text()[-6000:]}"
-            time.sleep(0.002)
-        return state
-
-    def status(self, name: str) -> str | None:
-        return dict(self.state()["requests"].get(name, {})).get("status")
-
-    def settle(self) -> None:
-        """Nothing is left: no request, no block in use, nothing open in connector or engine."""
-        self.call("resume")
-        self.until(lambda state: not state["requests"] and not state["used_blocks"])
-
-        # An idle engine is not polled: one request of no transfer makes it notice what ended meanwhile.
-        def quiet(state: dict[str, Any]) -> bool:
-            if not any(state["open"].values()) and not state["requests"] and not state["used_blocks"]:
-                return True
-            self.add("tick", [1], 1)
-            self.wait("tick")
-            return False
-
-        self.until(quiet)
-
-    def trace(self, key: str) -> list[dict[str, Any]]:
-        """Records of this key's transfers so far."""
-        lines = self.trace_path.read_text().splitlines() if self.trace_path.exists() else []
-        return [record for record in map(json.loads, lines) if record["key"] == key]
-
-    def kill(self) -> None:
-        """kill -9; returns when the process is gone."""
-        os.kill(self.ready().pid, signal.SIGKILL)
-        assert self.lines.read() == ""
-        self._drop()
-
-    def finish(self) -> None:
-        """Let it end the normal way; :meth:`close` waits for that."""
-        self.wire.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self.lines.read()
-        self._drop()
-
-    def _drop(self) -> None:
-        self.wire.close()
-        self.listener.close()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_connector import free_port
-from tiny import TinyEngine, make_model, prompt
+from tiny import TinyEngine, free_port, make_model, prompt
 
 from kvpush.testing import FakeEngine, FakeNetwork
 
