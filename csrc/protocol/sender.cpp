@@ -261,7 +261,7 @@ void Sender::try_pair(const ClaimId& id, TimeUs now, Actions& out) {
   }
   push.claim = id;
   push.paired_at = now;
-  push_deadlines_.disarm(handle);
+  arm(handle, now);
   claim.push = handle;
   const std::size_t box_bytes = sessions_.at(id.first).box_bytes;
   for (std::size_t g = 0; g < cache_.groups.size(); ++g) {
@@ -384,7 +384,12 @@ void Sender::arm(HandleId handle, TimeUs now) {
   const auto found = pushes_.find(handle);
   if (found == pushes_.end()) return;
   const Push& push = found->second;
-  if (!push.finished || push.claim || push.ending != FailCode::kNone) return;
+  if (!push.finished || push.ending != FailCode::kNone) return;
+  if (push.claim) {
+    // D cancels what does not move; one that does not even do that must not keep P's blocks.
+    push_deadlines_.arm(handle, now + timeouts_.progress_us);
+    return;
+  }
   const bool claimed = !keys_.at(push.key).claims.empty();
   push_deadlines_.arm(handle, claimed ? push.finished_at + timeouts_.claim_us : now + timeouts_.unclaimed_us);
 }
@@ -461,6 +466,7 @@ bool Sender::packed(const SessionId& session, const BoxTask& task, const Status&
   if (wanted) {
     Claim& claim = found->second;
     if (status.ok()) {
+      arm(task.handle, now);
       ++claim.num_boxes;
       claim.num_units += task.box.num_units();
       claim.num_bytes += packed_bytes(cache_, task.box);
@@ -475,7 +481,12 @@ bool Sender::packed(const SessionId& session, const BoxTask& task, const Status&
 
 void Sender::tick(TimeUs now, Actions& out) {
   for (const HandleId handle : push_deadlines_.take_due(now)) {
-    const bool claimed = !keys_.at(pushes_.at(handle).key).claims.empty();
+    const Push& push = pushes_.at(handle);
+    if (push.claim) {
+      end_push(handle, FailCode::kProgressTimeout, "D made no room for a box in time", now, out);
+      continue;
+    }
+    const bool claimed = !keys_.at(push.key).claims.empty();
     end_push(handle, claimed ? FailCode::kClaimExpired : FailCode::kUnclaimed,
              claimed ? "claimed but not opened in time" : "no D asked for it in time", now, out);
   }

@@ -17,7 +17,7 @@ namespace kvpush::script {
 /// A pack: "T p0-p1 b0-b1" or "none" | A packed [error]: "post" or "drop", oldest first | A drain: boxes
 /// wait US: time passes
 /// Two positions of a group fit one box. Sessions A and B are open. Timeouts: pairing 100, claim 1000,
-/// unclaimed 10.
+/// unclaimed 10, progress 500.
 class SenderTable {
  public:
   explicit SenderTable(std::size_t num_groups = 1)
@@ -54,6 +54,7 @@ class SenderTable {
     timeouts.pairing_us = 100;
     timeouts.claim_us = 1000;
     timeouts.unclaimed_us = 10;
+    timeouts.progress_us = 500;
     return timeouts;
   }
   static Bytes digest_of(const std::string& word) {

@@ -96,11 +96,27 @@ TEST(timeouts) {
                             {"A intent 1 k", ""},
                             {"wait 990", ""},
                             {"wait 1", "A:FAIL(1,claim_expired) failed(1,claim_expired)"}});
-  table("none once paired", {{"push 1 k", ""},
-                             {"A open 1 k 0-1", "A:ACCEPT(1)"},
-                             {"advance 1 1", ""},
-                             {"finish 1", ""},
-                             {"wait 100000", ""}});
+  table("none once paired, as long as more may come",
+        {{"push 1 k", ""}, {"A open 1 k 0-1", "A:ACCEPT(1)"}, {"advance 1 1", ""}, {"wait 100000", ""}});
+  table("D makes no room for a finished push", {{"push 1 k", ""},
+                                                {"A open 1 k 0-4", "A:ACCEPT(1)"},
+                                                {"advance 1 4", ""},
+                                                {"finish 1", ""},
+                                                {"wait 499", ""},
+                                                {"A pack", "1 0-2 0-2"},
+                                                {"A packed", "post"},
+                                                {"wait 499", ""},
+                                                {"wait 1",
+                                                 "A:FAIL(1,progress_timeout) "
+                                                 "failed(1,progress_timeout)"}});
+  table("nor for one that was finished before", {{"push 1 k", ""},
+                                                 {"advance 1 1", ""},
+                                                 {"finish 1", ""},
+                                                 {"A open 1 k 0-1", "A:ACCEPT(1)"},
+                                                 {"wait 499", ""},
+                                                 {"wait 1",
+                                                  "A:FAIL(1,progress_timeout) "
+                                                  "failed(1,progress_timeout)"}});
   table("a mismatch leaves it unclaimed", {{"push 1 k good", ""},
                                            {"finish 1", ""},
                                            {"A open 1 k 0-1 bad", "A:FAIL(1,digest_mismatch)"},
