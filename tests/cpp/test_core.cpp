@@ -396,3 +396,56 @@ TEST(whoever_slept_judges_nobody) {
   }
   CHECK_EQ(d.lost.size(), 1U);
 }
+
+// The transport is drained before any timeout is judged: what arrives in that very turn was in time.
+TEST(test_case_f13_what_arrives_as_its_timeout_is_judged_is_in_time) {
+  const protocol::Timeouts timeouts = small_config().timeouts;
+  for (const std::string wait : {"for a push", "for a claim", "for a peer"}) {
+    World world;
+    Node& d = world.add();
+    Node& p = world.add();
+    const SessionId session = world.connect(d, p);
+    world.run_for(5000);
+    p.write(0, 5, 1, 0);
+    HandleId push = 0;
+    HandleId receive = 0;
+    const auto push_all = [&] {
+      push = p.push("k", 1);
+      p.advance(push, {{5}});
+      p.finish(push);
+    };
+    TimeUs judged = world.now;
+    if (wait == "for a push") {
+      receive = d.receive(session, "k", 1, {{1}}).first;
+      judged += timeouts.pairing_us;
+      world.run_for(timeouts.pairing_us - 1000);
+      push_all();
+      for (const TimeUs at : {judged - 2, judged - 1}) p.turn(at);
+      d.turn(judged);
+    } else if (wait == "for a claim") {
+      push_all();
+      judged += timeouts.unclaimed_us;
+      world.run_for(timeouts.unclaimed_us - 1000);
+      receive = d.receive(session, "k", 1, {{1}}).first;
+      d.turn(judged - 1);
+      p.turn(judged);
+    } else {
+      const auto pings = [&] { return p.core->stats().messages_sent; };
+      const auto before = pings();
+      CHECK(world.run_until([&] { return pings() != before; }));
+      d.turn(world.now += world.step_us);  // hears it, the last for long
+      judged = world.now + timeouts.peer_us;
+      while (world.now < judged - 2000) d.turn(world.now += 1000);
+      p.turn(judged - 1);
+      d.turn(judged);
+      push_all();
+      receive = d.receive(session, "k", 1, {{1}}).first;
+    }
+    world.now = judged;
+    world.run_for(3000);
+    CHECK(d.lost.empty());
+    if (!CHECK_EQ(d.end_of(receive), "received")) check::fail(__FILE__, __LINE__, wait);
+    CHECK_EQ(p.end_of(push), "sent");
+    CHECK(d.holds(0, 1, 1, 0));
+  }
+}
