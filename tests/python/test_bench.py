@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,34 @@ def test_an_arm_that_fails_is_reported(end: Any, message: str) -> None:
     spec = PairSpec("bad", end, (Variant("flipping", "none"),))
     with pytest.raises(BenchError, match=message):
         list(transfer.run(with_cache([CASE], 1 << 20), [spec], rounds=1))
+
+
+def test_processes_end_with_a_parent_that_was_killed() -> None:
+    """Stopped processes with a large cache each, which nobody would ever resume."""
+    args = ("transfer", "--arms", "kvpush-shm,memcpy", "--idle-ms", "100", "--rounds", "1000", "--json")
+    parent = subprocess.Popen([sys.executable, "-m", "kvpush", "bench", *args], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    try:
+        found = eventually(lambda: pids if len(pids := children.read_text().split()) > 4 else [])
+    finally:
+        parent.kill()
+        parent.wait(30)
+    eventually(lambda: not any(is_alive(pid) for pid in found))
+
+
+def eventually(condition: Any) -> Any:
+    until = time.monotonic() + 60.0
+    while not (value := condition()):
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.02)
+    return value
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_block_tables() -> None:

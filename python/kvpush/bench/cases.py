@@ -77,7 +77,7 @@ class Case:
 
     @property
     def num_batches(self) -> int:
-        """Batches of one round, one after another. D asks for all of them before, so each has its own table."""
+        """Batches of one round, one after another. D asks for all of them before: each has its own table."""
         if self.idle_ms is not None:
             wanted = _IDLE_BATCHES if self.idle_ms else _MAX_BATCHES
         else:

@@ -46,7 +46,7 @@ def transfer(
     ucx_tls: Annotated[
         list[str] | None, typer.Option(help="UCX_TLS of all processes, or 'default'. May be repeated.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each arm in each case.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each arm in each case.")] = 10,
     cache_bytes: Annotated[
         str, typer.Option(help="Size of each cache. Default: 8 x what moves at once, 512MiB at most.")
     ] = "0",
@@ -77,7 +77,7 @@ def pack(
     total_bytes: Annotated[str, typer.Option(help="Bytes of one pack.")] = "64MiB",
     cache_bytes: Annotated[str, typer.Option(help="Size of each of the two caches.")] = "0",
     threads: Annotated[str, typer.Option(help="Threads that copy, 0 for the caller's: a list.")] = "0",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 10,
     as_json: _Json = False,
 ) -> None:
     """Time the packer of host memory alone: cache to slots, slots to cache, beside memcpy on one core."""
