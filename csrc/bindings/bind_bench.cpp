@@ -17,10 +17,9 @@ using Part = std::tuple<std::uint32_t, std::uint32_t, std::vector<std::int32_t>,
 
 class BenchPacker {
  public:
-  BenchPacker(const py::dict& cache, unsigned num_threads)
-      : cache_(cache_from(cache)), num_threads_(num_threads) {
+  BenchPacker(const py::dict& cache, unsigned num_threads) : cache_(cache_from(cache)) {
     check(cache_->validate());
-    packer_ = make_cpu_packer(*cache_, num_threads_);
+    packer_ = make_cpu_packer(*cache_, num_threads);
   }
 
   /// Returns when all jobs have ended, with the first error of any.
@@ -33,7 +32,7 @@ class BenchPacker {
       job.box.head_end = static_cast<std::uint32_t>(cache_->groups.front().planes.front().num_heads);
       job.box.pos_end = static_cast<std::uint32_t>(ids.size());
       job.block_ids = ids;
-      job.dense = reinterpret_cast<std::byte*>(dense);
+      job.dense = reinterpret_cast<std::byte*>(dense);  // NOLINT(performance-no-int-to-ptr): from Python
       packer_->start(std::move(job));
     }
     Status first;
@@ -54,7 +53,6 @@ class BenchPacker {
 
  private:
   std::unique_ptr<const Cache> cache_;
-  unsigned num_threads_;
   std::unique_ptr<Packer> packer_;  // works on cache_
 };
 

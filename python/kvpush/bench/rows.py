@@ -9,11 +9,6 @@ from kvpush.bench.cases import Case
 from kvpush.bench.pair import Round
 
 BASELINE, CEILING, COPY = "nixl-per-block", "nixl-one-descriptor", "memcpy"
-# What makes two rows of two runs the same measurement.
-KEY = (
-    *("arm", "transport", "ucx_tls", "block_bytes", "run_blocks", "num_layers", "total_bytes"),
-    *("concurrency", "idle_ms"),
-)
 
 
 def make_rows(case: Case, measured: Mapping[Variant, Sequence[Round]], ucx_tls: str) -> list[dict[str, Any]]:
