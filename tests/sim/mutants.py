@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 SENDER, RECEIVER = "csrc/protocol/sender.cpp", "csrc/protocol/receiver.cpp"
 LINK, CURSOR = "csrc/protocol/link.cpp", "csrc/protocol/cursor.cpp"
 CORE, SESSIONS = "csrc/engine/core.cpp", "csrc/engine/core_sessions.cpp"
-COPY = "csrc/pack/cpu/copy_unit.hpp"
+SUM, ROWS = "csrc/pack/checksum.cpp", "csrc/pack/cpu/row_walk.hpp"
 
 # The first ones are the subset of CI: each from another file, quick to build.
 MUTANTS = [
@@ -297,17 +297,17 @@ MUTANTS = [
         "a landing whose answer never came stays in quarantine",
     ),
     Mutant(
-        "pack_sum_wrong_end",
-        COPY,
-        "    if (packing_) sum_dense();\n    return sum_;",
-        "    return sum_;",
-        "the last piece of a pack is not summed",
+        "sum_wrong_end",
+        SUM,
+        "  fold(offset_);\n  return sum_;",
+        "  return sum_;",
+        "the last piece of a box is not summed",
     ),
     Mutant(
         "run_of_blocks",
-        COPY,
-        "block_ids[end] == block_ids[end - 1] + 1) ++end;",
-        "block_ids[end] > block_ids[end - 1]) ++end;",
+        ROWS,
+        "ids_[next_id_] == ids_[next_id_ - 1] + 1) ++next_id_;",
+        "ids_[next_id_] > ids_[next_id_ - 1]) ++next_id_;",
         "blocks that do not touch are copied as one run",
     ),
     Mutant(

@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
 
-#include "pack/cpu/copy_unit.hpp"
+#include "pack/cpu/copy_box.hpp"
 
 namespace kvpush {
 namespace {
@@ -74,14 +73,23 @@ class PoolPacker final : public Packer {
   }
 
   void start(PackJob job) override {
+    const std::size_t bytes = box_fits(cache_, job.box) ? packed_bytes(cache_, job.box) : 0;
+    if (bytes <= inline_left_) {
+      inline_left_ -= bytes;
+      done_inline_.push_back(run_pack_job(cache_, job));
+      return;
+    }
     {
       const std::lock_guard lock(mutex_);
-      waiting_.push_back(std::move(job));
+      waiting_.push_back(job);
     }
     wake_.notify_one();
   }
 
   void poll(std::vector<PackDone>& done) override {
+    inline_left_ = kInlinePackBytes;
+    for (PackDone& one : done_inline_) done.push_back(std::move(one));
+    done_inline_.clear();
     const std::lock_guard lock(mutex_);
     if (done_.empty()) return;
     std::uint64_t count = 0;
@@ -97,10 +105,14 @@ class PoolPacker final : public Packer {
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+      wake_.wait(lock, [this] { return stopping_ || next_waiting_ < waiting_.size(); });
       if (stopping_) return;
-      const PackJob job = std::move(waiting_.front());
-      waiting_.pop_front();
+      const PackJob job = waiting_[next_waiting_++];
+      // Memory that is kept: a deque would allocate and free as it wanders.
+      if (2 * next_waiting_ >= waiting_.size()) {
+        waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(next_waiting_));
+        next_waiting_ = 0;
+      }
       lock.unlock();
       PackDone one = run_pack_job(cache_, job);
       lock.lock();
@@ -115,9 +127,13 @@ class PoolPacker final : public Packer {
 
   const Cache& cache_;
   const int event_fd_;
-  std::mutex mutex_;  // guards the four below
+  // Of the thread that calls start() and poll().
+  std::size_t inline_left_ = kInlinePackBytes;
+  std::vector<PackDone> done_inline_;
+  std::mutex mutex_;  // guards the five below
   std::condition_variable wake_;
-  std::deque<PackJob> waiting_;
+  std::vector<PackJob> waiting_;  // from next_waiting_ on
+  std::size_t next_waiting_ = 0;
   std::vector<PackDone> done_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
@@ -125,18 +141,11 @@ class PoolPacker final : public Packer {
 
 }  // namespace
 
-PackDone run_pack_job(const Cache& cache, const PackJob& job) {
+PackDone run_pack_job(const Cache& cache, const PackJob& job, const LineCopier& copier) {
   PackDone done;
   done.ticket = job.ticket;
   done.status = check_job(cache, job);
-  if (!done.status.ok()) return done;
-
-  const Group& group = cache.groups[job.box.group];
-  DenseWindow window(job.kind, job.dense);
-  for (std::uint32_t p = job.box.plane_begin; p < job.box.plane_end; ++p) {
-    copy_plane(group.planes[p], job.block_ids, window);
-  }
-  done.checksum = window.finish();
+  if (done.status.ok()) done.checksum = copy_box(cache, job, copier);
   return done;
 }
 
