@@ -1,17 +1,20 @@
 """`kvpush bench serve`: what it refuses to report, and one short run of real engines."""
 
+import io
 import json
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from kvpush.bench.serve import tables
 from kvpush.bench.serve_arms import ARMS, Moved, moved
 from kvpush.bench.serve_model import SHAPES
 from kvpush.bench.serve_pair import Sample
-from kvpush.bench.serve_run import ServeOptions, add_ratios, check_request, quantile, run_serve
+from kvpush.bench.serve_run import ORDERS, ServeOptions, add_ratios, check_request, quantile, run_serve
 from kvpush.cli.main import app
 
 SHAPE = SHAPES["many-small"]
@@ -90,6 +93,25 @@ def test_ratios_are_to_kvpush_under_the_same_conditions() -> None:
     add_ratios(rows)
     assert [row.get("ratio_hand_over") for row in rows] == [1.0, 2.0, 1.0, 4.0]
     assert [row.get("ratio_hand_over_less_step") for row in rows] == [1.0, 3.0, None, None]
+
+
+def test_the_tables_fit_a_terminal() -> None:
+    measures = ("hand_over_ms", "hand_over_less_step_ms", "kv_wait_ms", "ttft_ms", "tpot_ms")
+    times = {f"{name}_{q}": value for name in measures for q, value in (("p50", 99.94), ("p90", 4321.0))}
+    rows = [
+        {"arm": arm, "shape": "many-small", "free_list": order, "prompt_tokens": 131072, "network_ops": 4096}
+        | times
+        | {"ratio_hand_over_less_step": 123.456}
+        for order in ORDERS
+        for arm in ARMS
+    ]
+    text = io.StringIO()
+    shown = list(tables(rows))
+    Console(file=text, width=80).print(*shown)
+    assert len(shown) == 2
+    assert all(len(re.findall(rf"{arm} +4096", text.getvalue())) == 2 for arm in ARMS)
+    assert text.getvalue().count("99.9/4321") == len(measures) * len(rows)
+    assert text.getvalue().count("123.46") == len(rows)
 
 
 @pytest.mark.parametrize(

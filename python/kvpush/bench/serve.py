@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,9 +15,9 @@ if TYPE_CHECKING:
     from kvpush.bench.serve_run import ServeOptions
 
 _COLUMNS = (
-    ("hand-over", "hand_over_ms"),
-    ("less one\nstep", "hand_over_less_step_ms"),
-    ("until D's\nstep", "kv_wait_ms"),
+    ("hand-\nover", "hand_over_ms"),
+    ("less a\nstep", "hand_over_less_step_ms"),
+    ("kv\nwait", "kv_wait_ms"),
     ("TTFT", "ttft_ms"),
     ("TPOT", "tpot_ms"),
 )
@@ -33,7 +35,7 @@ def serve(
         str, typer.Option(help="Order of the free blocks on both sides: sorted, shuffled.")
     ] = "sorted,shuffled",
     requests: Annotated[int, typer.Option(min=1, help="Requests per arm and kind, warm-up apart.")] = 12,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm.")] = 6,
     output_tokens: Annotated[int, typer.Option(min=3, help="Tokens that D gives per request.")] = 12,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prefill step.")] = 512,
     quick: Annotated[
@@ -80,7 +82,11 @@ def serve(
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    Console().print(table(rows))
+    stdout = Console()
+    for shown in tables(rows):
+        stdout.print(shown)
+    stdout.print("hand-over: from P's answer to D's first token; kv wait: to the begin of D's step for it")
+    stdout.print("ops: network operations; x: hand-over less a step, as a multiple of kvpush's (medians)")
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -102,28 +108,28 @@ def _measure(run: Any, options: "ServeOptions", console: "Console") -> list[dict
         return list(run(replace(options, progress=show)))
 
 
-def table(rows: list[dict[str, Any]]) -> "Table":
-    """Return the rows as a table: p50 / p90 in milliseconds, and the ratio to kvpush of the medians."""
+def tables(rows: list[dict[str, Any]]) -> "Iterator[Table]":
+    """Yield one table per model shape, free list and prompt length: medians and p90 in milliseconds."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = Table(title="P's answer to D's first token (ms, p50 / p90)", padding=(0, 1, 0, 0))
-    for title in ("blocks", "free list", "tokens", "arm", "network\nops"):
-        shown.add_column(title, justify="right" if title in ("tokens", "network\nops") else "left")
-    for title, _ in _COLUMNS:
-        shown.add_column(title, justify="right", no_wrap=True)
-    shown.add_column("less one step,\nx kvpush's", justify="right")
-    before: tuple[Any, ...] = ()
-    for row in rows:
-        kind = (row["shape"], row["free_list"], row["prompt_tokens"])
-        if before and kind != before:
-            shown.add_section()
-        ratio = row.get("ratio_hand_over_less_step")
-        shown.add_row(
-            *(str(part) if kind != before else "" for part in kind),
-            row["arm"],
-            f"{row['network_ops']:.0f}",
-            *(f"{row[f'{name}_p50']:.1f} / {row[f'{name}_p90']:.1f}" for _, name in _COLUMNS),
-            "-" if ratio is None else f"{ratio:.2f}",
-        )
-        before = kind
-    return shown
+    for (shape, order, tokens), group in groupby(
+        rows, key=lambda row: (row["shape"], row["free_list"], row["prompt_tokens"])
+    ):
+        title = f"{tokens} tokens, {shape} blocks, free list {order}: ms, p50/p90"
+        shown = Table(title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")
+        for name in ("arm", "ops", *(name for name, _ in _COLUMNS), "x"):
+            shown.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+        for row in group:
+            ratio = row.get("ratio_hand_over_less_step")
+            shown.add_row(
+                row["arm"],
+                f"{row['network_ops']:.0f}",
+                *(f"{_ms(row[f'{name}_p50'])}/{_ms(row[f'{name}_p90'])}" for _, name in _COLUMNS),
+                "-" if ratio is None else f"{ratio:.2f}",
+            )
+        yield shown
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"

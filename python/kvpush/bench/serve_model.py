@@ -48,7 +48,9 @@ def write_model(shape: Shape, folder: Path) -> Path:
     """Write the checkpoint; the same shape gives the same weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=VOCAB,

@@ -39,7 +39,7 @@ class ServeOptions:
     prompt_tokens: tuple[int, ...] = (512, 2048)
     orders: tuple[str, ...] = ORDERS
     requests: int = 12
-    rounds: int = 4
+    rounds: int = 6
     output_tokens: int = 12
     chunk_tokens: int = 512
     progress: Callable[[str, int, int], None] = field(default=lambda text, done, total: None)
