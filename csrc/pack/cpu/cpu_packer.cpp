@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -41,15 +42,17 @@ class InlinePacker final : public Packer {
  public:
   explicit InlinePacker(const Cache& cache) : cache_(cache) {}
 
-  void start(PackJob job) override { done_.push_back(run_pack_job(cache_, job)); }
+  void start(PackJob job) override { waiting_.push_back(job); }
+  // One at a time: the peer need not wait for the last box to begin with the first.
   void poll(std::vector<PackDone>& done) override {
-    for (PackDone& one : done_) done.push_back(std::move(one));
-    done_.clear();
+    if (waiting_.empty()) return;
+    done.push_back(run_pack_job(cache_, waiting_.front()));
+    waiting_.pop_front();
   }
 
  private:
   const Cache& cache_;
-  std::vector<PackDone> done_;
+  std::deque<PackJob> waiting_;
 };
 
 class PoolPacker final : public Packer {
