@@ -5,7 +5,7 @@
 #   make format  rewrites what lint would object to
 #   make asan, make tsan    C++ tests under sanitizers
 #   make sim RUNS=N SEED=S   whole engines over a simulated network (docs/simulation.md)
-#   make mutants [SUBSET=5]  small faults that the simulation must find (half an hour for all)
+#   make mutants [SUBSET=5]  small faults that the simulation must find (minutes for all)
 #   make tidy    clang-tidy (minutes)
 #   make clean   removes what was built; .venv too with `make distclean`
 
@@ -54,7 +54,7 @@ sim: $(STAMPS)/tools
 	build/release/kvpush_sim --exhaustive --seed $(SEED) --runs $(RUNS)
 
 mutants: $(STAMPS)/tools
-	$(BIN)/python tests/sim/mutants.py $(if $(SUBSET),--subset $(SUBSET))
+	$(BIN)/python tests/sim/run_mutants.py $(if $(SUBSET),--subset $(SUBSET))
 
 lint: $(STAMPS)/tools
 	pre-commit run --all-files --show-diff-on-failure

@@ -1,22 +1,6 @@
-"""Small faults put into a copy of the tree, one at a time: the simulation must find every one.
+"""Small faults, one at a time, that the simulation must find. tests/sim/run_mutants.py puts them in."""
 
-    python tests/sim/mutants.py [--subset N] [--only NAME] [--runs N]
-
-Prints a table of who was found by what. Exit status 1 if one survives or no longer applies.
-"""
-
-import argparse
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120
 
 
 class Mutant(NamedTuple):
@@ -32,7 +16,7 @@ LINK, CURSOR = "csrc/protocol/link.cpp", "csrc/protocol/cursor.cpp"
 CORE, SESSIONS = "csrc/engine/core.cpp", "csrc/engine/core_sessions.cpp"
 SUM, ROWS = "csrc/pack/checksum.cpp", "csrc/pack/cpu/row_walk.hpp"
 
-# The first ones are the subset of CI: each from another file, quick to build.
+# The first ones are the subset of CI: each another mechanism.
 MUTANTS = [
     Mutant(
         "forgotten_credit",
@@ -317,95 +301,103 @@ MUTANTS = [
         "    if (layout.num_heads != 3) {",
         "heads with a gap between them are copied as one run",
     ),
+    Mutant(
+        "judged_before_drained",
+        CORE,
+        "  transport_.poll(*this);\n",
+        "  keep_time();\n  transport_.poll(*this);\n",
+        "a timeout is judged before the transport was drained",
+    ),
+    Mutant(
+        "no_room_for_ever",
+        SENDER,
+        "  if (push.finished && push.claim) push_deadlines_.arm(handle, now + timeouts_.progress_us);",
+        "  if (push.finished && push.claim) push_deadlines_.disarm(handle);",
+        "a D that gives no slot back keeps P's blocks",
+    ),
+    Mutant(
+        "box_outside_cache",
+        RECEIVER,
+        '  if (!box_fits(cache_, box)) return "box outside the cache";\n',
+        "",
+        "D believes in a group, plane or head that is not there",
+    ),
+    Mutant(
+        "box_larger_than_slot",
+        RECEIVER,
+        '  if (packed_bytes(cache_, box) > session.slot_bytes) return "box larger than its slot";\n',
+        "  (void)session;\n",
+        "D copies more out of a slot than it holds",
+    ),
+    Mutant(
+        "box_outside_wanted",
+        RECEIVER,
+        "  if (box.pos_begin < first || box.pos_end - first > blocks.size())"
+        ' return "box outside the wanted positions";\n',
+        "",
+        "D takes positions that it did not ask for",
+    ),
+    Mutant(
+        "units_twice",
+        RECEIVER,
+        "      if (transfer.arrived[unit_index(transfer, box, plane, pos)]) return",
+        "      if (false) return",
+        "units that came twice stand in for some that never came",
+    ),
+    Mutant(
+        "never_issued_ignored",
+        RECEIVER,
+        "    if (found != transfers_.end() || transfer > sessions_.at(session).last_transfer) {",
+        "    if (found != transfers_.end()) {",
+        "P may speak of transfers that never were",
+    ),
+    Mutant(
+        "box_of_no_transfer",
+        RECEIVER,
+        "  if ((!known && box.transfer > session.last_transfer) || (known",
+        "  if ((known",
+        "P may send boxes of transfers that never were",
+    ),
+    Mutant(
+        "message_loss_unnoticed",
+        LINK,
+        "  const bool open = messages_in_order_ < promised_messages_ || boxes_seen() < promised_boxes_;",
+        "  const bool open = boxes_seen() < promised_boxes_;",
+        "a lost message is never missed",
+    ),
+    Mutant(
+        "wrong_side_taken",
+        CORE,
+        "    if (from_d != (session.role == Role::kPushes)) {",
+        "    if (false) {",
+        "each side takes the other's words",
+    ),
+    Mutant(
+        "credit_twice",
+        CORE,
+        "        if (slot >= session.num_slots || held) {",
+        "        if (slot >= session.num_slots) {",
+        "P has one slot twice",
+    ),
+    Mutant(
+        "credit_of_no_slot",
+        CORE,
+        "        if (slot >= session.num_slots || held) {",
+        "        if (held) {",
+        "P writes to slots that are not there",
+    ),
+    Mutant(
+        "open_unchecked",
+        SENDER,
+        "    if (open->digest.empty() || !valid(open->wanted, cache_.groups.size())) {",
+        "    if (open->digest.empty()) {",
+        "P believes any wanted ranges",
+    ),
+    Mutant(
+        "done_of_no_transfer",
+        SENDER,
+        "    if (transfer > sessions_.at(session).last_transfer) {",
+        "    if (false) {",
+        "D may end transfers that never were",
+    ),
 ]
-
-
-def copy_changed(source: str, target: str) -> None:
-    """A file that is the same keeps its time, one that differs gets a new one: as the build needs it."""
-    to = Path(target)
-    if not to.exists() or to.read_bytes() != Path(source).read_bytes():
-        shutil.copyfile(source, target)
-
-
-def build(tree: Path, out: Path) -> bool:
-    done = subprocess.run(
-        ["cmake", "--build", str(out), "--target", "kvpush_sim", "-j", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode != 0:
-        print("\n".join(done.stdout.splitlines()[-20:]))
-    return done.returncode == 0
-
-
-def judge(out: Path, runs: int) -> tuple[bool, str]:
-    """Whether the simulation objects, and its first word on it."""
-    command = [str(out / "kvpush_sim"), "--exhaustive", "--states", "2000", "--runs", str(runs)]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return True, f"no end within {TIMEOUT_S} s"
-    lines = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode < 0:
-        return True, f"signal {-done.returncode}"
-    said = [line for line in lines if line.startswith("seed ") or ", after:" in line]
-    return done.returncode != 0, (said or lines or [""])[0][:100]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--subset", type=int, default=len(MUTANTS), help="only the first N")
-    parser.add_argument("--only", action="append", help="only this one; may be repeated")
-    parser.add_argument("--runs", type=int, default=600, help="seeds per mutant")
-    parser.add_argument("--build", type=Path, help="folder of the copy and its build; kept")
-    args = parser.parse_args()
-    chosen = [m for m in MUTANTS[: args.subset] if not args.only or m.name in args.only]
-
-    with tempfile.TemporaryDirectory() as scratch:
-        base = args.build or Path(scratch)
-        tree, out = base / "tree", base / "out"
-        for part in ("csrc", "cmake", "tests", "python/kvpush/_version.py", "CMakeLists.txt"):
-            source, target = ROOT / part, tree / part
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy_changed)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                copy_changed(str(source), str(target))
-        subprocess.run(
-            ["cmake", "-S", tree, "-B", out, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
-            + ["-DKVPUSH_BUILD_TESTS=ON", "-DKVPUSH_NIXL=OFF"]
-            + (["-G", "Ninja"] if shutil.which("ninja") else []),
-            check=True,
-            stdout=subprocess.DEVNULL,
-            env=os.environ,
-        )
-        if not build(tree, out):
-            return 1
-        found, said = judge(out, args.runs)
-        if found:
-            print(f"the unchanged tree fails: {said}")
-            return 1
-        bad = 0
-        for mutant in chosen:
-            path = tree / mutant.file
-            text = path.read_text()
-            begin = time.monotonic()
-            if text.count(mutant.old) < 1:
-                found, said = False, "NO LONGER APPLIES"
-            else:
-                path.write_text(text.replace(mutant.old, mutant.new, 1))
-                built = build(tree, out)
-                found, said = judge(out, args.runs) if built else (False, "DOES NOT BUILD")
-                path.write_text(text)
-            bad += not found
-            verdict = "found" if found else "SURVIVES"
-            print(f"{verdict:9}{mutant.name:30}{time.monotonic() - begin:5.0f} s  {said}", flush=True)
-            if not found:
-                print(f"{'':9}{mutant.what} ({mutant.file})", flush=True)
-        print(f"{len(chosen) - bad} of {len(chosen)} found")
-        return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
