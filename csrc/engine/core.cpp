@@ -15,8 +15,6 @@ constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kMaxBacklogBytes = std::size_t{64} << 20U;
 constexpr TimeUs kBusyAfterBoxUs = 2000;
 constexpr std::size_t kMaxCreditsPerMessage = 1024;
-// The first connects what lies below the transport; the second is timed.
-constexpr std::uint32_t kNumProbes = 2;
 
 std::size_t slot_bytes_for(const Cache& cache, const CoreConfig& config) {
   if (config.slot_bytes != 0) return config.slot_bytes;
@@ -225,6 +223,7 @@ void Core::finish_packs() {
   packer_.poll(done_);
   for (const PackDone& done : done_) {
     progressed_ = true;
+    moved_at_ = now_;
     const auto found = work_.find(done.ticket);
     Work work = std::move(found->second);
     work_.erase(found);
@@ -261,7 +260,7 @@ void Core::packed(Work work, TicketId ticket, const PackDone& done) {
   work.kind = Work::Kind::kPost;
   work.started_at = now_;
   work_.emplace(ticket, std::move(work));
-  moved_at_ = session.active_at = now_;
+  session.active_at = now_;
   this->post(id, session, std::move(post));
 }
 
@@ -305,7 +304,7 @@ bool Core::start_pack(const SessionId& id, Session& session) {
       session.probes_left != 0 || !session.waiting_posts.empty() || !sender_.has_work(id)) {
     return false;
   }
-  const std::uint32_t slot = session.free_slots.front();
+  const std::uint32_t slot = session.free_slots.back();
   Region lease;
   Region memory;
   if (capabilities_.mapped_slots) {
@@ -321,7 +320,7 @@ bool Core::start_pack(const SessionId& id, Session& session) {
     if (lease.data != nullptr) leases_.give_back(lease);
     return false;
   }
-  session.free_slots.pop_front();
+  session.free_slots.pop_back();
   const TicketId ticket = next_ticket_++;
   PackJob job{ticket, PackJob::Kind::kPack, task->box, task->block_ids, memory.data};
   ++session.local_work;

@@ -72,6 +72,8 @@ class Core final : private TransportSink {
   /// Events in the order in which they happened; each is handed out once.
   std::vector<protocol::Event> take_events() { return std::exchange(events_, {}); }
 
+  /// When a box last came, went or was copied: the time of that turn.
+  [[nodiscard]] TimeUs moved_at() const { return moved_at_; }
   /// A post, pack or unpack is under way, or a box came within the last 2 ms: look again at once.
   [[nodiscard]] bool busy(TimeUs now) const;
   /// A push, claim or receive is open.
@@ -85,6 +87,9 @@ class Core final : private TransportSink {
   [[nodiscard]] const CoreConfig& config() const { return config_; }
 
  private:
+  /// The first connects what lies below the transport; the others are timed.
+  static constexpr std::uint32_t kNumProbes = 3;
+
   enum class Role : std::uint8_t { kReceives, kPushes };
   enum class State : std::uint8_t { kOffered, kOpen, kClosed };
 
@@ -118,6 +123,7 @@ class Core final : private TransportSink {
     bool heard = false;  ///< P: D has established
     Region probe_lease;  ///< P: zeros to measure the link with, between the posts
     std::uint32_t probes_left = 0;
+    TimeUs best_probe_us = kNever;
     std::uint32_t local_work = 0;  ///< packs and unpacks under way
     std::uint32_t posts = 0;
     bool unknown_fate = false;  ///< P: a post may still write
@@ -192,7 +198,7 @@ class Core final : private TransportSink {
   SessionId next_session_;  ///< whose turn it is to pack
   TimeUs now_;
   TimeUs last_turn_;
-  TimeUs moved_at_;  ///< when a box last came or went
+  TimeUs moved_at_;
   bool progressed_ = false;
   Stats stats_;
   std::vector<PackDone> done_;

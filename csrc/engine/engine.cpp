@@ -11,6 +11,8 @@ namespace {
 // How often to look where the transport can only be polled (docs/threading.md).
 constexpr TimeUs kPollOpenUs = 1000;
 constexpr TimeUs kPollIdleUs = 20000;
+// How long to look on for the next box where the transport could wake us: a wake-up takes as long as a box.
+constexpr TimeUs kSpinUs = 200;
 // Where goodbyes leave only while somebody polls.
 constexpr TimeUs kLingerUs = 20000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
@@ -287,6 +289,7 @@ void Engine::run() {
     const bool commanded = !std::exchange(commands, {}).empty();
     if (stopping) core_->shut_down(now);
     const bool progressed = core_->turn(now);
+    if (core_->moved_at() == now) spin_until_ = monotonic_us() + kSpinUs;
     std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
     publish();
     const bool done = core_->quiet() && now >= linger_until;
@@ -317,6 +320,9 @@ void Engine::wait(TimeUs now, TimeUs deadline) {
       return;
     }
     timeout = std::min(timeout, core_->open() ? kPollOpenUs : kPollIdleUs);
+  } else if (now < spin_until_) {
+    std::this_thread::yield();
+    return;
   } else if (transport.arm_wait()) {
     return;
   }

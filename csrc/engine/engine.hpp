@@ -99,6 +99,7 @@ class Engine {
   std::string transport_name_;
   std::unique_ptr<Core> core_;                       ///< progress thread only
   std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
+  TimeUs spin_until_ = 0;                            ///< progress thread only
   Wake wake_;
 
   mutable std::mutex mutex_;

@@ -466,6 +466,7 @@ bool Sender::packed(const SessionId& session, const BoxTask& task, const Status&
   if (wanted) {
     Claim& claim = found->second;
     if (status.ok()) {
+      sessions_.at(session).moved_at = now;
       arm(task.handle, now);
       ++claim.num_boxes;
       claim.num_units += task.box.num_units();
@@ -483,6 +484,12 @@ void Sender::tick(TimeUs now, Actions& out) {
   for (const HandleId handle : push_deadlines_.take_due(now)) {
     const Push& push = pushes_.at(handle);
     if (push.claim) {
+      // Its turn may not have come: what counts is that D takes boxes at all.
+      const TimeUs due = sessions_.at(push.claim->first).moved_at + timeouts_.progress_us;
+      if (due > now) {
+        push_deadlines_.arm(handle, due);
+        continue;
+      }
       end_push(handle, FailCode::kProgressTimeout, "D made no room for a box in time", now, out);
       continue;
     }

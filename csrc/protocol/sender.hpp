@@ -118,6 +118,7 @@ class Sender {
     TransferId last_transfer = 0;
     std::deque<TransferId> ready;
     std::uint32_t turn = 0;
+    TimeUs moved_at = 0;  ///< when its last box was packed
   };
 
   void on_claim(const SessionId& session, TransferId transfer, const std::string& key, const Open* open,

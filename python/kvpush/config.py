@@ -81,10 +81,10 @@ class Config:
     max_quarantined_bytes : int
         Cap of memory that a vanished peer may still write to; above it new sessions are refused.
     min_link_gb_per_s : float
-        P measures each new session's path with two slots of zeros (transports without mapped slots), logs the
-        rate, and warns below this. 0 does not measure.
+        P measures each new session's path with three slots of zeros (transports without mapped slots), logs
+        the rate, and warns below this. 0 does not measure.
     pack_threads : int
-        Threads that copy; 0 copies on the engine's own thread.
+        Threads that copy; 0 copies on the engine's own thread, which is best where cores are few.
     nixl_library : str
         Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
     nixl_backends : tuple of str
@@ -119,7 +119,7 @@ class Config:
     close_timeout_s: float = 5.0
     max_quarantined_bytes: int = 1024 * _MIB
     min_link_gb_per_s: float = 0.5
-    pack_threads: int = 1
+    pack_threads: int = 0
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
     secret: str = field(default="", repr=False)

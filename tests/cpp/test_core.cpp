@@ -199,7 +199,10 @@ TEST(test_case_c6_ids_beyond_32_bits) {
 TEST(test_case_f15_a_queue_without_credits_is_no_work) {
   constexpr int kNum = 800;  // 100 times the credits
   World world;
-  Node& d = world.add({{2, 48, kNum}});
+  // The last in line wait longer than progress_timeout: on P the boxes of the others count.
+  CoreConfig patient = small_config();
+  patient.timeouts.progress_us *= 10;
+  Node& d = world.add({{2, 48, kNum}}, patient);
   Node& p = world.add({{2, 48, kNum}});
   const SessionId session = world.connect(d, p);
   std::vector<HandleId> receives;

@@ -117,6 +117,23 @@ TEST(timeouts) {
                                                  {"wait 1",
                                                   "A:FAIL(1,progress_timeout) "
                                                   "failed(1,progress_timeout)"}});
+  table("boxes of others in its session are progress too", {{"push 1 k", ""},
+                                                            {"push 2 l", ""},
+                                                            {"A open 1 k 0-4", "A:ACCEPT(1)"},
+                                                            {"A open 2 l 0-4", "A:ACCEPT(2)"},
+                                                            {"advance 1 4", ""},
+                                                            {"finish 1", ""},
+                                                            {"advance 2 4", ""},
+                                                            {"finish 2", ""},
+                                                            {"wait 499", ""},
+                                                            {"A pack", "1 0-2 0-2"},
+                                                            {"A packed", "post"},
+                                                            {"wait 499", ""},
+                                                            {"wait 1",
+                                                             "A:FAIL(1,progress_timeout) "
+                                                             "A:FAIL(2,progress_timeout) "
+                                                             "failed(1,progress_timeout) "
+                                                             "failed(2,progress_timeout)"}});
   table("a mismatch leaves it unclaimed", {{"push 1 k good", ""},
                                            {"finish 1", ""},
                                            {"A open 1 k 0-1 bad", "A:FAIL(1,digest_mismatch)"},

@@ -97,7 +97,7 @@ def test_an_argument_wins_over_the_environment():
 def test_the_process_environment_is_the_default(monkeypatch):
     monkeypatch.setenv("KVPUSH_PACK_THREADS", "2")
     assert Config.from_env().pack_threads == 2
-    assert Config().pack_threads == 1
+    assert Config().pack_threads == 0
 
 
 @pytest.mark.parametrize(

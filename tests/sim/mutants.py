@@ -14,6 +14,7 @@ class Mutant(NamedTuple):
 SENDER, RECEIVER = "csrc/protocol/sender.cpp", "csrc/protocol/receiver.cpp"
 LINK, CURSOR = "csrc/protocol/link.cpp", "csrc/protocol/cursor.cpp"
 CORE, SESSIONS = "csrc/engine/core.cpp", "csrc/engine/core_sessions.cpp"
+PROBE = "csrc/engine/core_probe.cpp"
 SUM, ROWS = "csrc/pack/checksum.cpp", "csrc/pack/cpu/row_walk.hpp"
 
 # The first ones are the subset of CI: each another mechanism.
@@ -399,5 +400,12 @@ MUTANTS = [
         "    if (transfer > sessions_.at(session).last_transfer) {",
         "    if (false) {",
         "D may end transfers that never were",
+    ),
+    Mutant(
+        "probe_keeps_lease",
+        PROBE,
+        "  if (--session.probes_left != 0 && !session.free_slots.empty()) {",
+        "  if (--session.probes_left != 0) {",
+        "a session without credits holds a lease between two probes",
     ),
 ]

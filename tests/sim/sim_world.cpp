@@ -44,6 +44,8 @@ SimWorld::SimWorld(std::uint64_t seed, WorldKind kind) : seed_(seed), kind_(kind
   config_.num_leases = 1 + luck.below(6);
   config_.timeouts = {60'000, 90'000, 40'000, 200'000, 10'000, 30'000};
   lazy_ = luck.chance(0.5) ? 0.6 : 0;
+  // By the seed, not by luck: the seeds of regressions.txt then mean what they meant before.
+  if (seed % 16 == 7 || seed % 16 == 11 || seed % 16 == 13) config_.min_link_bytes_per_s = 1;
 }
 
 void SimWorld::note(const std::string& what) const {

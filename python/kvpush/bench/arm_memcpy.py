@@ -5,11 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kvpush.bench.arms import End
 from kvpush.bench.cases import Case
-from kvpush.bench.tables import Batch, Spans, fill_source, piece, piece_spans
+from kvpush.bench.tables import Batch, Spans, aligned_empty, fill_source, piece, piece_spans
 
 
 class MemcpyEnd(End):
@@ -17,7 +15,7 @@ class MemcpyEnd(End):
 
     def __init__(self, cache: Any, is_source: bool) -> None:
         self._target = cache
-        self._source = cache if is_source else np.empty_like(cache)
+        self._source = cache if is_source else aligned_empty(cache.nbytes)
         if not is_source:
             fill_source(self._source)
         self._case: Case | None = None

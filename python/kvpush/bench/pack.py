@@ -12,7 +12,7 @@ from kvpush import _core
 from kvpush.bench.arm_kvpush import make_cache
 from kvpush.bench.cases import MIB, Case
 from kvpush.bench.pair import BenchError
-from kvpush.bench.tables import block_spans, compare, fill_source, make_batches, poison
+from kvpush.bench.tables import aligned_empty, block_spans, compare, fill_source, make_batches, poison
 
 SLOT_BYTES = MIB
 # As an engine's landing: the dense side of the copies is a ring of so many slots.
@@ -41,8 +41,8 @@ def run(
     BenchError
         What was unpacked is not what was packed.
     """
-    source: Any = np.empty(cases[0].cache_bytes, dtype=np.uint8)
-    target: Any = np.empty_like(source)
+    source = aligned_empty(cases[0].cache_bytes)
+    target = aligned_empty(cases[0].cache_bytes)
     fill_source(source)
     poison(target, None)
     total = len(cases) * len(threads) * (rounds + 1)
@@ -69,7 +69,8 @@ class _Case:
         self._source, self._target = source, target
         self._packer = _core.BenchPacker(make_cache(case, source).to_core(), threads)
         self._unpacker = _core.BenchPacker(make_cache(case, target).to_core(), threads)
-        self._ring: Any = np.zeros(NUM_SLOTS * max(SLOT_BYTES, case.block_bytes), dtype=np.uint8)
+        self._ring = aligned_empty(NUM_SLOTS * max(SLOT_BYTES, case.block_bytes))
+        self._ring[:] = 0
 
     def verify(self) -> None:
         case = self._case

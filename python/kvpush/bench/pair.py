@@ -270,12 +270,10 @@ def _serve(
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    import numpy as np
-
-    from kvpush.bench.tables import fill_source, poison
+    from kvpush.bench.tables import aligned_empty, fill_source, poison
 
     try:
-        cache: Any = np.empty(cache_bytes, dtype=np.uint8)
+        cache = aligned_empty(cache_bytes)
         fill_source(cache) if is_source else poison(cache, None)  # and every page is touched
         worker = _Worker(pipe, peer, factory(cache, is_source), cache)
         pipe.send((None, ""))

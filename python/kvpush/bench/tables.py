@@ -11,6 +11,14 @@ from kvpush.bench.cases import Case
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 POISON = 0x5A
 _CHECK_BYTES = 1 << 20
+_TORCH_ALIGNMENT = 64
+
+
+def aligned_empty(num_bytes: int) -> Any:
+    """Return uint8 [num_bytes] at a multiple of 64 bytes, as torch allocates; numpy's own is at 16."""
+    memory: Any = np.empty(num_bytes + _TORCH_ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _TORCH_ALIGNMENT
+    return memory[start : start + num_bytes]
 
 
 @dataclass(frozen=True)
