@@ -228,7 +228,7 @@ void Core::finish_packs() {
     Work work = std::move(found->second);
     work_.erase(found);
     --sessions_.at(work.session).local_work;
-    const auto spent = static_cast<std::uint64_t>(now_ - work.started_at);
+    const auto spent = static_cast<std::uint64_t>(done.copy_us);
     if (work.kind == Work::Kind::kPack) {
       stats_.pack_us += spent;
       packed(std::move(work), done.ticket, done);

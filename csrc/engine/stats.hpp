@@ -25,7 +25,7 @@ struct Stats {
   std::array<std::uint64_t, kNumFailCodes> receive_failures{};
   std::uint64_t sessions_opened = 0;
   std::uint64_t sessions_ended = 0;  ///< lost or closed
-  std::uint64_t pack_us = 0;         ///< from start to end of packs, summed
+  std::uint64_t pack_us = 0;         ///< what the copies took, summed
   std::uint64_t unpack_us = 0;
   std::uint64_t post_us = 0;     ///< from post to completion, summed
   std::uint64_t slow_links = 0;  ///< sessions whose link was slower than min_link_bytes_per_s

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "cache/box.hpp"
@@ -27,6 +28,7 @@ struct PackJob {
 struct PackDone {
   TicketId ticket = 0;
   std::uint64_t checksum = 0;
+  TimeUs copy_us = 0;  ///< what the copy took, waiting apart
   Status status;
 };
 

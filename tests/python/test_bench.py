@@ -337,7 +337,7 @@ def test_engine_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     result = runner.invoke(app, ["bench", "engine", "--rounds", "10", "--json"])
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.stdout.splitlines()][1:]
-    whats = ["push_calls", "receive_call", "submit_to_post", "submit_to_received", "per_box"]
+    whats = ["push_calls", "receive_call", "submit_to_sent", "submit_to_received", "per_box"]
     assert [row["arm"] for row in rows] == whats
     assert "the connector is left out: vLLM is not installed" in result.stderr
 

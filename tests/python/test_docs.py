@@ -25,6 +25,8 @@ PROMISES = (
     "No Python on the data path",
     "One code path",
 )
+# Of docs/reliability.md: correctness, failure, bad input, cost.
+CASES = {"C": 11, "F": 15, "B": 6, "P": 4}
 
 
 def page(name):
@@ -144,6 +146,32 @@ def test_promises_are_in_the_readme_and_in_the_design():
     for number, promise in enumerate(PROMISES, 1):
         assert re.search(rf"^{number}\. \*\*{promise}\b", README, re.MULTILINE), promise
         assert f"| {promise} |" in page("design.md"), promise
+
+
+def test_tests_named_in_the_reliability_page_exist():
+    """What a promise or case names is a test, a mutant or the simulation; each case has all of its tests."""
+    pattern = r"^def (test_\w+)|^ *(?:KVPUSH_CONFORMANCE_)?TEST\((?:subject, )?(\w+)\)"
+    tests = {"kvpush_sim"}
+    for path in (ROOT / "tests").rglob("*.*"):
+        if path.suffix in (".py", ".cpp", ".hpp"):
+            tests |= {a or b for a, b in re.findall(pattern, path.read_text(), re.MULTILINE)}
+    mutants = (ROOT / "tests" / "sim" / "mutants.py").read_text()
+    known = tests | set(re.findall(r'^    Mutant\(\s*"(\w+)"', mutants, re.MULTILINE))
+    assert len(known) > len(tests) + 40 > 400
+
+    text = page("reliability.md")
+    named = {"promises": " ".join(re.findall(r"Without it would fail:(.*?)\n\n", text, re.DOTALL))}
+    for kind in ("Correctness", "Failure and liveness", "Bad input", "Cost"):
+        named |= {row[0].split(",")[0]: row[2] for row in table_after(text, f"### {kind}")}
+    cases = [f"{kind}{i + 1}" for kind, count in CASES.items() for i in range(count)]
+    assert list(named) == ["promises", *cases]
+    for case, cell in named.items():
+        names = {name for name in quoted(cell) if re.fullmatch(r"[a-z]\w+", name)}
+        assert names, case
+        assert names - known == set(), case
+        its_own = {name for name in tests if name.startswith(f"test_case_{case.lower()}_")}
+        assert its_own - names == set(), case
+    assert {name for name in quoted(text) if name.startswith("test_")} - known == set()
 
 
 def test_extras_in_the_readme_exist():

@@ -80,7 +80,7 @@ class SimNode {
       if (dice_.chance(fails)) {
         node_.net.count("pack fails");
         ++num_failed;
-        done_.push_back({job.ticket, 0, {Code::kTransport, "the device is gone"}});
+        done_.push_back({job.ticket, 0, 0, {Code::kTransport, "the device is gone"}});
         return;
       }
       const bool packing = job.kind == PackJob::Kind::kPack;

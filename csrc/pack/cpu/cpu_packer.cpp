@@ -148,7 +148,10 @@ PackDone run_pack_job(const Cache& cache, const PackJob& job, const LineCopier& 
   PackDone done;
   done.ticket = job.ticket;
   done.status = check_job(cache, job);
-  if (done.status.ok()) done.checksum = copy_box(cache, job, copier);
+  if (!done.status.ok()) return done;
+  const TimeUs begun = monotonic_us();
+  done.checksum = copy_box(cache, job, copier);
+  done.copy_us = monotonic_us() - begun;
   return done;
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvpush.bench.serve import serve
+from kvpush.cli.bench_serve import serve
 
 if TYPE_CHECKING:
     from kvpush.bench.cases import Case
