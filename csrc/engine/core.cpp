@@ -209,13 +209,13 @@ void Core::start_unpack(protocol::Unpack unpack) {
   const auto found = sessions_.find(unpack.session);
   const TicketId ticket = next_ticket_++;
   Session& session = found->second;
-  PackJob job{ticket, PackJob::Kind::kUnpack, unpack.box, unpack.block_ids,
+  const PackJob job{ticket, PackJob::Kind::kUnpack, unpack.box, unpack.block_ids,
               transport_.landing(unpack.session).data + unpack.slot * session.slot_bytes};
   ++session.local_work;
   Work work{Work::Kind::kUnpack, unpack.session, {}, std::move(unpack), 0, {}, now_};
   work.slot = work.unpack.slot;
   work_.emplace(ticket, std::move(work));
-  packer_.start(std::move(job));
+  packer_.start(job);
 }
 
 void Core::finish_packs() {
@@ -322,10 +322,10 @@ bool Core::start_pack(const SessionId& id, Session& session) {
   }
   session.free_slots.pop_back();
   const TicketId ticket = next_ticket_++;
-  PackJob job{ticket, PackJob::Kind::kPack, task->box, task->block_ids, memory.data};
+  const PackJob job{ticket, PackJob::Kind::kPack, task->box, task->block_ids, memory.data};
   ++session.local_work;
   work_.emplace(ticket, Work{Work::Kind::kPack, id, std::move(*task), {}, slot, lease, now_});
-  packer_.start(std::move(job));
+  packer_.start(job);
   return true;
 }
 
