@@ -210,7 +210,7 @@ void Core::start_unpack(protocol::Unpack unpack) {
   const TicketId ticket = next_ticket_++;
   Session& session = found->second;
   const PackJob job{ticket, PackJob::Kind::kUnpack, unpack.box, unpack.block_ids,
-              transport_.landing(unpack.session).data + unpack.slot * session.slot_bytes};
+                    transport_.landing(unpack.session).data + unpack.slot * session.slot_bytes};
   ++session.local_work;
   Work work{Work::Kind::kUnpack, unpack.session, {}, std::move(unpack), 0, {}, now_};
   work.slot = work.unpack.slot;
