@@ -374,7 +374,7 @@ TEST(jobs_outside_the_cache_end_with_an_error) {
   CHECK(world.storage == before);
 }
 
-TEST(inline_packer_is_done_at_the_next_poll) {
+TEST(inline_packer_does_one_job_per_poll) {
   std::mt19937_64 random(2);
   const World world({make_plane({4, 2, 2, 8}, kNestings[0])}, random);
   const std::unique_ptr<Packer> packer = make_cpu_packer(world.cache, 0);
@@ -383,11 +383,14 @@ TEST(inline_packer_is_done_at_the_next_poll) {
   std::vector<PackDone> done;
   packer->poll(done);
   CHECK(done.empty());
-  packer->start(job_of(PackJob::Kind::kPack, {0, 0, 1, 0, 2, 0, 2}, {3, 1}, dense.data()));
-  packer->poll(done);
-  CHECK_EQ(done.size(), 1);
-  packer->poll(done);
-  CHECK_EQ(done.size(), 1);
+  const std::vector<std::int32_t> ids{3, 1};
+  for (int i = 0; i < 2; ++i) {
+    packer->start(job_of(PackJob::Kind::kPack, {0, 0, 1, 0, 2, 0, 2}, ids, dense.data()));
+  }
+  for (const std::size_t num_done : {1U, 2U, 2U}) {
+    packer->poll(done);
+    CHECK_EQ(done.size(), num_done);
+  }
 }
 
 // Plane of which a box of four positions is too large to be done inside start().
