@@ -66,6 +66,7 @@ void Sender::finish(HandleId handle, TimeUs now, Actions& out) {
   found->second.fenced = false;
   found->second.finished_at = now;
   arm(handle, now);
+  await_room(handle, found->second, now);
   settle(handle, now, out);
 }
 
@@ -261,7 +262,8 @@ void Sender::try_pair(const ClaimId& id, TimeUs now, Actions& out) {
   }
   push.claim = id;
   push.paired_at = now;
-  arm(handle, now);
+  push_deadlines_.disarm(handle);
+  await_room(handle, push, now);
   claim.push = handle;
   const std::size_t box_bytes = sessions_.at(id.first).box_bytes;
   for (std::size_t g = 0; g < cache_.groups.size(); ++g) {
@@ -384,14 +386,14 @@ void Sender::arm(HandleId handle, TimeUs now) {
   const auto found = pushes_.find(handle);
   if (found == pushes_.end()) return;
   const Push& push = found->second;
-  if (!push.finished || push.ending != FailCode::kNone) return;
-  if (push.claim) {
-    // D cancels what does not move; one that does not even do that must not keep P's blocks.
-    push_deadlines_.arm(handle, now + timeouts_.progress_us);
-    return;
-  }
+  if (!push.finished || push.claim || push.ending != FailCode::kNone) return;
   const bool claimed = !keys_.at(push.key).claims.empty();
   push_deadlines_.arm(handle, claimed ? push.finished_at + timeouts_.claim_us : now + timeouts_.unclaimed_us);
+}
+
+/// D cancels what does not move; one that does not even do that must not keep P's blocks.
+void Sender::await_room(HandleId handle, const Push& push, TimeUs now) {
+  if (push.finished && push.claim) push_deadlines_.arm(handle, now + timeouts_.progress_us);
 }
 
 void Sender::queue_if_ready(const ClaimId& id, Claim& claim) {
@@ -467,7 +469,7 @@ bool Sender::packed(const SessionId& session, const BoxTask& task, const Status&
     Claim& claim = found->second;
     if (status.ok()) {
       sessions_.at(session).moved_at = now;
-      arm(task.handle, now);
+      await_room(task.handle, found_push->second, now);
       ++claim.num_boxes;
       claim.num_units += task.box.num_units();
       claim.num_bytes += packed_bytes(cache_, task.box);

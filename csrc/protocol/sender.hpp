@@ -130,6 +130,7 @@ class Sender {
   void end_push(HandleId handle, FailCode code, std::string detail, TimeUs now, Actions& out);
   void settle(HandleId handle, TimeUs now, Actions& out);
   void arm(HandleId handle, TimeUs now);
+  void await_room(HandleId handle, const Push& push, TimeUs now);
   void queue_if_ready(const ClaimId& id, Claim& claim);
   [[nodiscard]] bool wants_more(const Claim& claim, const Push& push, bool& missing) const;
   void set_only_cancelled(Key& entry, bool only_cancelled);

@@ -109,6 +109,15 @@ TEST(timeouts) {
                                                 {"wait 1",
                                                  "A:FAIL(1,progress_timeout) "
                                                  "failed(1,progress_timeout)"}});
+  table("another claim is no room", {{"push 1 k", ""},
+                                     {"A open 1 k 0-1", "A:ACCEPT(1)"},
+                                     {"advance 1 1", ""},
+                                     {"finish 1", ""},
+                                     {"wait 499", ""},
+                                     {"B intent 1 k", ""},
+                                     {"wait 1",
+                                      "A:FAIL(1,progress_timeout) B:FAIL(1,progress_timeout) "
+                                      "failed(1,progress_timeout)"}});
   table("nor for one that was finished before", {{"push 1 k", ""},
                                                  {"advance 1 1", ""},
                                                  {"finish 1", ""},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.25
 _STOP_S = 10.0
+_KILL_S = 5.0
 _EXCEPTION = re.compile(r"\b[\w.]*(Error|Exception|Unsupported|Exhausted): .*")
 
 
@@ -103,6 +104,10 @@ class Server:
             time.sleep(0.05)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        # The leader's children die a moment later.
+        deadline = time.monotonic() + _KILL_S
+        while self._group_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _group_alive(self) -> bool:
         self._process.poll()  # reaps the leader
