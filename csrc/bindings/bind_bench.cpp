@@ -33,7 +33,7 @@ class BenchPacker {
       job.box.pos_end = static_cast<std::uint32_t>(ids.size());
       job.block_ids = ids;
       job.dense = reinterpret_cast<std::byte*>(dense);  // NOLINT(performance-no-int-to-ptr): from Python
-      packer_->start(std::move(job));
+      packer_->start(job);
     }
     Status first;
     std::vector<PackDone> done;

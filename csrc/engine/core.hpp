@@ -32,9 +32,8 @@ struct CoreConfig {
   std::size_t num_leases = 16;
   std::size_t max_quarantined_bytes = std::size_t{1} << 30U;
   std::size_t max_sessions = 1024;
-  std::size_t max_claims = 65536;  ///< P: of one session
-  std::uint64_t min_link_bytes_per_s =
-      0;  ///< P: links are measured and warned of below this; 0: not measured
+  std::size_t max_claims = 65536;          ///< P: of one session
+  std::uint64_t min_link_bytes_per_s = 0;  ///< P: warns of a session's path below this; 0: does not measure
   protocol::Timeouts timeouts;
 };
 
