@@ -14,7 +14,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS ?= $(shell nproc)
-PYTEST_ARGS ?=
+# Two files at a time: the tests wait for peers and timeouts more than they compute.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 SEED ?= 1
 RUNS ?= 20000
 

@@ -197,9 +197,10 @@ def test_case_f14_256_requests_through_two_slots(transport):
         pushes = [push_all(t.p, f"k{i}", [count - 1 - i]) for i in range(count)]
         events = wait(t.d, count)
         assert {e.status for e in events} == {"ok"}
-        # First come, first served.
-        assert [e.handle for e in events] == [r.handle for r in recvs]
+        # First come, first served. NIXL's notices may overtake each other on their way to D.
         assert [e.handle for e in wait(t.p, count)] == [p.handle for p in pushes]
+        if transport == "shm":
+            assert [e.handle for e in events] == [r.handle for r in recvs]
         for a, b in zip(t.source[0], t.target[0], strict=True):
             assert np.array_equal(b, a[::-1])
         assert t.d.stats()["landing_bytes"] == SMALL["slot_bytes"] * SMALL["num_slots"]

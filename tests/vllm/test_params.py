@@ -136,7 +136,9 @@ DIGEST_OF_123 = "283257ffbe0794fda3648bce5314d7337a68f1f17757c598dd6a2b10027a887
 
 
 @pytest.mark.parametrize(
-    "bad", [{"prompt_token_ids": None}, {"prompt_embeds": object()}, {"resumable": True}], ids=str
+    "bad",
+    [{"prompt_token_ids": None}, {"prompt_embeds": object()}, {"resumable": True}],
+    ids=lambda bad: next(iter(bad)),
 )
 def test_prompts_without_a_digest(bad: dict[str, Any]) -> None:
     with pytest.raises(rp.BadParamsError):
