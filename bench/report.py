@@ -21,6 +21,7 @@ from rich.table import Table
 KEY = (
     *("kind", "arm", "transport", "ucx_tls", "block_bytes", "run_blocks", "num_layers", "total_bytes"),
     *("concurrency", "idle_ms", "threads", "requests"),
+    *("shape", "free_list", "prompt_tokens"),
 )
 ENVIRONMENT = ("commit", "kvpush", "nixl", "cpu", "num_cpus", "time")
 
@@ -51,14 +52,18 @@ def read(path: Path) -> tuple[dict, dict[tuple, list[dict]]]:
 
 def value(rows: list[dict]) -> tuple[float, str]:
     """The median of the rate of the same row, or of its p50 time, and the unit."""
-    timed = rows[0].get("idle_ms") is not None or "gb_per_s" not in rows[0]
-    name, unit = ("p50_us", "us") if timed else ("gb_per_s", "GB/s")
+    if rows[0]["kind"] == "serve":
+        name, unit = "hand_over_less_step_ms_p50", "ms"
+    elif rows[0].get("idle_ms") is not None or "gb_per_s" not in rows[0]:
+        name, unit = "p50_us", "us"
+    else:
+        name, unit = "gb_per_s", "GB/s"
     return statistics.median(row[name] for row in rows), unit
 
 
 def compare(before: list[dict], after: list[dict]) -> tuple[str, str, float]:
     (old, unit), (new, _) = value(before), value(after)
-    ratio = (old / new if unit == "us" else new / old) if old and new else 1.0
+    ratio = (new / old if unit == "GB/s" else old / new) if old and new else 1.0
     return f"{old:.4g} {unit}", f"{new:.4g} {unit}", ratio
 
 

@@ -390,6 +390,19 @@ def test_report(tmp_path: Path) -> None:
     assert "1 of 2 rows are below 0.9" in failed.stderr
 
 
+def test_report_of_hand_overs(tmp_path: Path) -> None:
+    base = {"kind": "serve", "arm": "kvpush-shm", "transport": "shm", "shape": "many-small", "requests": 12}
+    paths = []
+    for name, scale in (("a.jsonl", 1.0), ("b.jsonl", 0.5)):
+        rows = [{**base, "prompt_tokens": n, "hand_over_less_step_ms_p50": scale * n} for n in (512, 2048)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        paths.append(str(tmp_path / name))
+    done = report(*paths)
+    assert done.returncode == 0, done.stderr
+    assert "prompt_tokens=2048" in done.stdout
+    assert done.stdout.count("2.000") == 2
+
+
 def test_report_of_what_is_no_result(tmp_path: Path) -> None:
     good, bad = record(tmp_path / "a.jsonl", 2.0, 100.0), tmp_path / "bad.jsonl"
     bad.write_text("{}\n")

@@ -171,6 +171,7 @@ class _Shape:
             "tpot_ms": [s.tpot for s, _ in samples],
         }
         row: dict[str, Any] = {
+            "kind": "serve",
             "arm": name,
             "connector": arm.connector,
             "transport": arm.transport,

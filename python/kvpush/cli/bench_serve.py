@@ -50,6 +50,7 @@ def serve(
     """
     from rich.console import Console
 
+    from kvpush.bench.environment import environment
     from kvpush.bench.serve_arms import DEFAULT_ARMS
     from kvpush.bench.serve_pair import ServeBenchError
     from kvpush.bench.serve_run import ServeOptions, run_serve
@@ -79,7 +80,7 @@ def serve(
         console.print(f"kvpush bench serve failed: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
-        for row in rows:
+        for row in (environment(), *rows):
             typer.echo(json.dumps(row))
         return
     stdout = Console()
