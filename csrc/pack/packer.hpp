@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -32,6 +33,9 @@ struct PackDone {
   Status status;
 };
 
+/// Something that must have happened before blocks are touched; 0 is nothing.
+using FenceId = std::uint64_t;
+
 /// Moves boxes. The cache it works on is given at construction and outlives it.
 /// Progress thread only, unless an implementation says otherwise.
 class Packer {
@@ -46,6 +50,20 @@ class Packer {
   /// A descriptor that becomes readable when a job ends after start() returned, or -1 where poll() must be
   /// called for that.
   [[nodiscard]] virtual int wait_fd() const { return -1; }
+
+  /// Takes down what `event` (a CUDA event of the caller's; 0 for none) stands for now: it may be recorded
+  /// anew or destroyed when this returns. Unsupported where memory knows no events. Any thread.
+  virtual Result<FenceId> capture(std::uint64_t event) {
+    if (event == 0) return FenceId{0};
+    return Status(Code::kUnsupported, "after=" + std::to_string(event) +
+                                          ": this engine's cache is in host memory, which has no events; "
+                                          "pass None");
+  }
+  /// Whether it has happened; then the fence is gone and must not be asked for again. A fence of a device
+  /// that has failed passes: the copies behind it will fail.
+  virtual bool passed(FenceId /*fence*/) { return true; }
+  /// Forgets a fence that nobody waits for any more.
+  virtual void drop(FenceId /*fence*/) {}
 };
 
 }  // namespace kvpush

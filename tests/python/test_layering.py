@@ -20,14 +20,15 @@ ALLOWED = {
     "protocol": {"base", "cache", "protocol"},
     "pack": {"base", "cache", "pack"},
     "pack/cpu": {"base", "cache", "pack", "pack/cpu"},
+    "pack/cuda": {"base", "cache", "shim", "pack", "pack/cuda"},
     "shim": {"base", "shim"},
     "transport": {"base", "transport"},
-    "transport/shm": {"base", "transport", "transport/shm"},
+    "transport/shm": {"base", "shim", "transport", "transport/shm"},
     "transport/nixl": {"base", "shim", "transport", "transport/nixl"},
     "transport/fault": {"base", "transport", "transport/fault"},
     "engine": {"base", "cache", "protocol", "pack", "transport", "engine"},
     "bindings": {
-        *("base", "cache", "engine", "pack", "pack/cpu", "bindings"),
+        *("base", "cache", "engine", "pack", "pack/cpu", "pack/cuda", "shim", "bindings"),
         *("transport", "transport/shm", "transport/nixl", "transport/fault"),
     },
 }

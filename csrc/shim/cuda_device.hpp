@@ -1,0 +1,64 @@
+// One GPU of this process, as the packer and the transports use it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "base/status.hpp"
+#include "shim/cuda_driver.hpp"
+
+namespace kvpush {
+
+/// Holds the device's primary context, the one that torch uses too. Thread-safe: every call below, and every
+/// direct use of driver(), is made under a CudaScope.
+class CudaDevice {
+ public:
+  /// Errors: Unsupported (no driver, no such device), Transport.
+  static Result<std::shared_ptr<const CudaDevice>> open(std::shared_ptr<const CudaDriver> driver, int index);
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  /// Releases the context, unless the driver is already going down.
+  ~CudaDevice();
+
+  [[nodiscard]] const CudaDriver& driver() const noexcept { return *driver_; }
+  [[nodiscard]] int index() const noexcept { return index_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// 32 hex digits; the same in every process.
+  [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
+  [[nodiscard]] int num_sms() const noexcept { return num_sms_; }
+  /// 10 * major + minor.
+  [[nodiscard]] int compute() const noexcept { return compute_; }
+  [[nodiscard]] CudaContext context() const noexcept { return context_; }
+
+ private:
+  CudaDevice(std::shared_ptr<const CudaDriver> driver, int index)
+      : driver_(std::move(driver)), index_(index) {}
+
+  std::shared_ptr<const CudaDriver> driver_;
+  int index_;
+  CudaContext context_ = nullptr;
+  std::string name_;
+  std::string uuid_;
+  int num_sms_ = 0;
+  int compute_ = 0;
+};
+
+/// Makes a device's context current on this thread while it lives, and leaves what was current before.
+class CudaScope {
+ public:
+  explicit CudaScope(const CudaDevice& device) : driver_(device.driver()) {
+    (void)driver_.context_push(device.context());
+  }
+  CudaScope(const CudaScope&) = delete;
+  CudaScope& operator=(const CudaScope&) = delete;
+  ~CudaScope() {
+    CudaContext popped = nullptr;
+    (void)driver_.context_pop(&popped);
+  }
+
+ private:
+  const CudaDriver& driver_;
+};
+
+}  // namespace kvpush
