@@ -5,11 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define KVPUSH_HD __host__ __device__
-#else
-#define KVPUSH_HD
-#endif
+#include "pack/host_device.hpp"
 
 namespace kvpush {
 

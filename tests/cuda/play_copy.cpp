@@ -1,0 +1,56 @@
+#include "cuda/play_copy.hpp"
+
+#include <cstring>
+
+#include "pack/cuda/copy_walk.hpp"
+
+namespace kvpush {
+namespace {
+
+template <unsigned kSize>
+struct PlayedChunk {
+  static constexpr unsigned kBytes = kSize;
+  static constexpr unsigned kWords = kBytes == 16 ? 2 : 1;
+
+  void load(const std::byte* from) { std::memcpy(bytes, from, kBytes); }
+  void store(std::byte* to) const { std::memcpy(to, bytes, kBytes); }
+  [[nodiscard]] std::uint64_t word(unsigned index) const {
+    std::uint64_t value = 0;
+    std::memcpy(&value, bytes + 8 * index, kBytes < 8 ? kBytes : 8);
+    return value;
+  }
+
+  std::byte bytes[kBytes];
+};
+
+template <bool kPacking>
+std::uint64_t share(const CopyArgs& args, const Worker& worker) {
+  switch (args.chunk_bytes) {
+    case 16: return copy_share<PlayedChunk<16>, kPacking>(args, worker);
+    case 8: return copy_share<PlayedChunk<8>, kPacking>(args, worker);
+    case 4: return copy_share<PlayedChunk<4>, kPacking>(args, worker);
+    case 2: return copy_share<PlayedChunk<2>, kPacking>(args, worker);
+    default: return copy_share<PlayedChunk<1>, kPacking>(args, worker);
+  }
+}
+
+}  // namespace
+
+void play_copy(const CopyArgs& args, bool packing, unsigned num_blocks, unsigned threads_per_block) {
+  const unsigned warps_per_block = threads_per_block / kWarpThreads;
+  for (unsigned block = 0; block < num_blocks; ++block) {
+    std::uint64_t of_block = 0;
+    for (unsigned thread = 0; thread < threads_per_block; ++thread) {
+      const Worker worker{std::uint64_t{block} * warps_per_block + thread / kWarpThreads,
+                          std::uint64_t{num_blocks} * warps_per_block, thread % kWarpThreads};
+      of_block += packing ? share<true>(args, worker) : share<false>(args, worker);
+    }
+    *args.partial_sum += of_block;
+    if ((*args.num_arrived)++ != num_blocks - 1) continue;
+    *args.checksum = *args.partial_sum;
+    *args.partial_sum = 0;
+    *args.num_arrived = 0;
+  }
+}
+
+}  // namespace kvpush
