@@ -6,6 +6,7 @@
 #   make asan, make tsan    C++ tests under sanitizers
 #   make sim RUNS=N SEED=S   whole engines over a simulated network (docs/simulation.md)
 #   make mutants [SUBSET=5]  small faults that the simulation must find (minutes for all)
+#   make cuda-check    the GPU kernels for every architecture, their arithmetic played on the CPU, faults in it
 #   make tidy    clang-tidy (minutes)
 #   make clean   removes what was built; .venv too with `make distclean`
 
@@ -30,7 +31,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 SOURCES := $(shell find CMakeLists.txt cmake csrc python pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: demo test ctest lint format tidy asan tsan sim mutants clean distclean
+.PHONY: demo test ctest lint format tidy asan tsan sim mutants cuda-check gpu-wheels clean distclean
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/installed
@@ -56,6 +57,19 @@ sim: $(STAMPS)/tools
 
 mutants: $(STAMPS)/tools
 	$(BIN)/python tests/sim/run_mutants.py $(if $(SUBSET),--subset $(SUBSET))
+
+cuda-check: $(STAMPS)/cuda
+	cmake -S . -B build/cuda -G Ninja -DKVPUSH_CUDA=ON -DKVPUSH_BUILD_TESTS=OFF
+	cmake --build build/cuda --target kvpush_kernels
+	cat build/cuda/kvpush_kernels.txt
+	cmake --preset debug -G Ninja
+	cmake --build --preset debug -j $(JOBS) --target test_copy_walk
+	build/debug/test_copy_walk
+	$(BIN)/python tests/sim/run_mutants.py --of cuda
+
+# For bench/gpu_check.sh on a machine without a network: what its tests need of Python.
+gpu-wheels: $(STAMPS)/tools
+	$(PIP) download --quiet --only-binary :all: --dest build/gpu_wheels pytest pytest-timeout numpy typer rich
 
 lint: $(STAMPS)/tools
 	pre-commit run --all-files --show-diff-on-failure
@@ -84,6 +98,11 @@ $(STAMPS):
 $(STAMPS)/tools: pyproject.toml | $(STAMPS)
 	$(PIP) install --quiet "pip>=25.1"
 	$(PIP) install --quiet --group dev
+	touch $@
+
+# nvcc from its packages, where the machine has none.
+$(STAMPS)/cuda: pyproject.toml $(STAMPS)/tools
+	command -v nvcc || test -x /usr/local/cuda/bin/nvcc || $(PIP) install --quiet --group cuda
 	touch $@
 
 $(STAMPS)/torch: | $(STAMPS)

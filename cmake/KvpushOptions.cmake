@@ -11,15 +11,13 @@ function(kvpush_tristate name doc)
 endfunction()
 
 kvpush_tristate(KVPUSH_NIXL "NIXL transport (its library is found at run time)")
-kvpush_tristate(KVPUSH_CUDA "CUDA packer")
+kvpush_tristate(KVPUSH_CUDA "Kernels for GPUs (needs nvcc)")
 kvpush_tristate(KVPUSH_FABRIC "libfabric transport")
 
-foreach(backend CUDA FABRIC)
-  if(KVPUSH_${backend} STREQUAL "ON")
-    message(FATAL_ERROR "KVPUSH_${backend}=ON: this backend is not part of kvpush ${KVPUSH_VERSION}; "
-                        "leave KVPUSH_${backend} at AUTO or OFF")
-  endif()
-endforeach()
+if(KVPUSH_FABRIC STREQUAL "ON")
+  message(FATAL_ERROR "KVPUSH_FABRIC=ON: this backend is not part of kvpush ${KVPUSH_VERSION}; "
+                      "leave KVPUSH_FABRIC at AUTO or OFF")
+endif()
 
 # NIXL needs nothing at build time but dlopen.
 if(KVPUSH_NIXL STREQUAL "OFF")
