@@ -44,21 +44,22 @@ class CudaDevice {
   int compute_ = 0;
 };
 
-/// Makes a device's context current on this thread while it lives, and leaves what was current before.
+/// Makes a device's context current on this thread while it lives, and leaves what was current before. If
+/// that fails, the calls made under it fail.
 class CudaScope {
  public:
-  explicit CudaScope(const CudaDevice& device) : driver_(device.driver()) {
-    (void)driver_.context_push(device.context());
-  }
+  explicit CudaScope(const CudaDevice& device)
+      : driver_(device.driver()), pushed_(driver_.context_push(device.context()) == kCudaOk) {}
   CudaScope(const CudaScope&) = delete;
   CudaScope& operator=(const CudaScope&) = delete;
   ~CudaScope() {
     CudaContext popped = nullptr;
-    (void)driver_.context_pop(&popped);
+    if (pushed_) (void)driver_.context_pop(&popped);
   }
 
  private:
   const CudaDriver& driver_;
+  const bool pushed_;
 };
 
 }  // namespace kvpush

@@ -17,6 +17,7 @@ using CudaCode = int;
 inline constexpr CudaCode kCudaOk = 0;
 inline constexpr CudaCode kCudaOutOfMemory = 2;
 inline constexpr CudaCode kCudaDeinitialized = 4;
+inline constexpr CudaCode kCudaNoBinaryForGpu = 209;
 inline constexpr CudaCode kCudaNotReady = 600;
 inline constexpr CudaCode kCudaHostMemoryAlreadyRegistered = 712;
 
@@ -50,6 +51,8 @@ inline constexpr int kCudaAttributeNumSms = 16;
 inline constexpr int kCudaAttributeComputeMajor = 75;
 inline constexpr int kCudaAttributeComputeMinor = 76;
 inline constexpr int kCudaAttributeGpuDirectWritesOrdering = 119;
+inline constexpr int kCudaPointerMemoryType = 2;
+inline constexpr unsigned kCudaMemoryTypeDevice = 2;
 inline constexpr int kCudaPointerDeviceOrdinal = 9;
 inline constexpr int kCudaFlushTargetCurrentContext = 0;
 inline constexpr int kCudaFlushToOwner = 100;
@@ -79,12 +82,17 @@ inline constexpr int kCudaFlushToOwner = 100;
   X(cuMemHostUnregister, mem_host_unregister, CudaCode(void*))                                               \
   X(cuMemHostGetDevicePointer_v2, mem_host_get_device_pointer, CudaCode(CudaPointer*, void*, unsigned))      \
   X(cuMemcpyHtoD_v2, memcpy_to_device, CudaCode(CudaPointer, const void*, std::size_t))                      \
+  X(cuMemcpyHtoDAsync_v2, memcpy_to_device_async,                                                            \
+    CudaCode(CudaPointer, const void*, std::size_t, CudaStream))                                             \
   X(cuMemsetD8_v2, memset, CudaCode(CudaPointer, unsigned char, std::size_t))                                \
+  X(cuMemsetD8Async, memset_async, CudaCode(CudaPointer, unsigned char, std::size_t, CudaStream))            \
   X(cuIpcGetMemHandle, ipc_get_mem_handle, CudaCode(CudaIpcHandle*, CudaPointer))                            \
   X(cuIpcOpenMemHandle_v2, ipc_open_mem_handle, CudaCode(CudaPointer*, CudaIpcHandle, unsigned))             \
   X(cuIpcCloseMemHandle, ipc_close_mem_handle, CudaCode(CudaPointer))                                        \
   X(cuStreamCreateWithPriority, stream_create, CudaCode(CudaStream*, unsigned, int))                         \
   X(cuStreamDestroy_v2, stream_destroy, CudaCode(CudaStream))                                                \
+  X(cuStreamQuery, stream_query, CudaCode(CudaStream))                                                       \
+  X(cuStreamSynchronize, stream_synchronize, CudaCode(CudaStream))                                           \
   X(cuStreamWaitEvent, stream_wait_event, CudaCode(CudaStream, CudaEvent, unsigned))                         \
   X(cuEventCreate, event_create, CudaCode(CudaEvent*, unsigned))                                             \
   X(cuEventRecord, event_record, CudaCode(CudaEvent, CudaStream))                                            \
