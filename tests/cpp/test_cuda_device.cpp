@@ -6,25 +6,11 @@
 #include <cstring>
 
 #include "check.hpp"
-#include "fake_cuda.hpp"
-#include "shim/cuda_device.hpp"
+#include "cuda_world.hpp"
 
 using namespace kvpush;
 
 namespace {
-
-const FakeCuda& fake() {
-  static const Result<FakeCuda> loaded = FakeCuda::load(FAKE_CUDA_LIBRARY);
-  return loaded.value();
-}
-
-std::shared_ptr<const CudaDevice> open_device() {
-  fake().reset();
-  const auto driver = load_cuda_driver(FAKE_CUDA_LIBRARY);
-  if (!CHECK(driver.ok())) return nullptr;
-  auto device = CudaDevice::open(driver.value(), 0);
-  return CHECK(device.ok()) ? device.value() : nullptr;
-}
 
 bool contains(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;
@@ -65,8 +51,8 @@ TEST(a_device_that_does_not_exist_is_unsupported) {
 }
 
 TEST(a_device_says_what_it_is_and_gives_its_context_back) {
+  fake().reset();
   auto device = open_device();
-  if (device == nullptr) return;
   CHECK_EQ(device->name(), "Fake GPU");
   CHECK_EQ(device->uuid(), "face0000000000000000000000000000");
   CHECK_EQ(device->compute(), 90);
@@ -93,8 +79,8 @@ TEST(every_error_of_opening_a_device_is_a_status) {
 }
 
 TEST(scope_leaves_what_was_current_before) {
+  fake().reset();
   const auto device = open_device();
-  if (device == nullptr) return;
   const CudaDriver& cuda = device->driver();
   int least = 0;
   int greatest = 0;
@@ -112,8 +98,8 @@ TEST(scope_leaves_what_was_current_before) {
 }
 
 TEST(device_memory_is_shared_with_another_process) {
+  fake().reset();
   const auto device = open_device();
-  if (device == nullptr) return;
   const CudaDriver& cuda = device->driver();
   const CudaScope scope(*device);
   CudaPointer memory = 0;
@@ -149,8 +135,8 @@ TEST(device_memory_is_shared_with_another_process) {
 }
 
 TEST(host_memory_is_registered_once) {
+  fake().reset();
   const auto device = open_device();
-  if (device == nullptr) return;
   const CudaDriver& cuda = device->driver();
   const CudaScope scope(*device);
   std::array<std::byte, 256> bytes{};
@@ -166,8 +152,8 @@ TEST(host_memory_is_registered_once) {
 }
 
 TEST(streams_run_in_order_and_wait_for_events_of_others) {
+  fake().reset();
   const auto device = open_device();
-  if (device == nullptr) return;
   const CudaDriver& cuda = device->driver();
   const CudaScope scope(*device);
   CudaStream first = nullptr;
@@ -198,8 +184,8 @@ TEST(streams_run_in_order_and_wait_for_events_of_others) {
 }
 
 TEST(counts_and_faults_are_those_of_the_symbol) {
+  fake().reset();
   const auto device = open_device();
-  if (device == nullptr) return;
   const CudaDriver& cuda = device->driver();
   const CudaScope scope(*device);
   fake().reset();

@@ -18,13 +18,13 @@ extern "C" {
 /// for example), and any code of a call that reports on earlier work (cuEventQuery, cuStreamQuery,
 /// cuStreamSynchronize), break the device: nothing runs any more and everything returns that code.
 void fake_cuda_fail(const char* symbol, int nth, int code);
-/// How often `symbol` was called since the last reset.
+/// How often `symbol` was called, or the kernel of that name launched, since the last reset.
 long fake_cuda_count(const char* symbol);
 /// Memory, streams, events, modules and contexts of this process that are not given back.
 long fake_cuda_leaks();
 /// Forgets counts, faults and attributes that were set; a broken device is whole again.
 void fake_cuda_reset();
-/// What cuDeviceGetAttribute says, e.g. 119 (ordering of GPUDirect writes, by default 100), 16 (SMs), 75, 76.
+/// What cuDeviceGetAttribute says, e.g. 118 (ordering of GPUDirect writes, by default 100), 16 (SMs), 75, 76.
 void fake_cuda_set_attribute(int attribute, int value);
 /// Puts work into `stream` that lasts until fake_cuda_release(stream) ends the oldest such one.
 void fake_cuda_hold(kvpush::CudaStream stream);

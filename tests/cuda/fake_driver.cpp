@@ -148,7 +148,8 @@ FAKE_CUDA_EXPORT CudaCode cuDeviceGetAttribute(int* value, int attribute, CudaDe
     case kCudaAttributeNumSms: *value = 132; break;
     case kCudaAttributeComputeMajor: *value = compute() / 10; break;
     case kCudaAttributeComputeMinor: *value = compute() % 10; break;
-    case kCudaAttributeGpuDirectWritesOrdering: *value = kCudaFlushToOwner; break;
+    case kCudaAttributeGpuDirectWritesOrdering: *value = kCudaWritesOrderedForOwner; break;
+    case kCudaAttributeGpuDirectFlushOptions: *value = int{kCudaFlushFromHost}; break;
     default: return kInvalidValue;
   }
   return kCudaOk;
@@ -264,8 +265,9 @@ FAKE_CUDA_EXPORT CudaCode cuEventRecord(CudaEvent event, CudaStream stream) {
   return kCudaOk;
 }
 
+// Needs no current context, as the real one.
 FAKE_CUDA_EXPORT CudaCode cuEventQuery(CudaEvent event) {
-  FAKE_CUDA_ENTER(cuEventQuery, kContext);
+  FAKE_CUDA_ENTER(cuEventQuery, kDevice);
   if (!event_exists(event)) return kInvalidHandle;
   advance();
   return event->latest == nullptr || *event->latest ? kCudaOk : kCudaNotReady;
@@ -283,10 +285,14 @@ FAKE_CUDA_EXPORT CudaCode cuModuleLoadData(CudaModule* module, const void* image
   if (image == nullptr) return kInvalidValue;
   if (std::memcmp(image, kFatbin, 4) != 0 && std::memcmp(image, "fake", 4) != 0) return kInvalidImage;
   auto made = std::make_unique<CudaModuleObject>();
-  made->functions = {{kPackKernel, {true, false}}, {kUnpackKernel, {false, false}}};
+  const auto add = [&made](const char* name, bool packing, bool bulk) {
+    made->functions[name] = {name, packing, bulk};
+  };
+  add(kPackKernel, true, false);
+  add(kUnpackKernel, false, false);
   if (compute() >= 90) {
-    made->functions[kPackBulkKernel] = {true, true};
-    made->functions[kUnpackBulkKernel] = {false, true};
+    add(kPackBulkKernel, true, true);
+    add(kUnpackBulkKernel, false, true);
   }
   *module = made.get();
   state().modules[*module] = std::move(made);
@@ -319,6 +325,7 @@ FAKE_CUDA_EXPORT CudaCode cuLaunchKernel(CudaFunction function, unsigned grid_x,
       block_z != 1 || parameters == nullptr) {
     return kInvalidValue;
   }
+  ++state().counts[kernel->name];
   const CudaFunctionObject copied = *kernel;
   const CopyArgs args = *static_cast<const CopyArgs*>(parameters[0]);
   queue->ops.emplace_back([copied, args, grid_x, block_x] {

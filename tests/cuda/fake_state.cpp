@@ -13,7 +13,7 @@ namespace {
 
 bool needs_are_met(Call::Needs needs) {
   if (needs == Call::Needs::kNothing) return true;
-  return state().initialized && (needs == Call::Needs::kDriver || current_context() != nullptr);
+  return state().initialized && (needs != Call::Needs::kContext || current_context() != nullptr);
 }
 
 /// After these a context is of no use (cuda.h: "the context cannot be used").
@@ -28,7 +28,7 @@ CudaCode fault_of(const char* symbol, Call::Needs needs) {
   State& s = state();
   ++s.counts[symbol];
   if (!needs_are_met(needs)) return s.initialized ? kInvalidContext : kNotInitialized;
-  if (s.broken != kCudaOk && needs == Call::Needs::kContext) return s.broken;
+  if (s.broken != kCudaOk && needs >= Call::Needs::kDevice) return s.broken;
   const auto found = s.faults.find(symbol);
   if (found == s.faults.end()) return kCudaOk;
   if (found->second.nth > 0 && --found->second.nth > 0) return kCudaOk;

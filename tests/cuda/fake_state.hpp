@@ -23,6 +23,7 @@ struct CudaContextObject {
   int references = 0;
 };
 struct CudaFunctionObject {
+  std::string name;
   bool packing = false;
   bool bulk = false;
 };
@@ -100,7 +101,12 @@ State& state();
 /// The entry of every function: holds the mutex, counts, and says with what code the call must end.
 class Call {
  public:
-  enum class Needs : std::uint8_t { kNothing, kDriver, kContext };
+  enum class Needs : std::uint8_t {
+    kNothing,
+    kDriver,   ///< cuInit
+    kDevice,   ///< and one that is not broken
+    kContext,  ///< and a current context
+  };
   Call(const char* symbol, Needs needs);
 
  private:

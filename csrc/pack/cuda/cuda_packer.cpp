@@ -1,0 +1,327 @@
+#include "pack/cuda/cuda_packer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pack/check_job.hpp"
+#include "pack/cuda/copy_args.hpp"
+#include "pack/cuda/cuda_fences.hpp"
+
+namespace kvpush {
+namespace {
+
+/// So many fill an SM of 2048 threads.
+constexpr unsigned kBlocksPerSm = 2048 / kCopyThreadsPerBlock;
+constexpr unsigned kMaxChunkBytes = 16;
+constexpr std::size_t kMinIds = 1024;
+/// In the pinned memory of a launch: the checksum, then the ids on a line of their own.
+constexpr std::size_t kIdsOffset = 64;
+/// In the device memory of a launch: the partial sum, then the number of blocks that have arrived.
+constexpr std::size_t kArrivedOffset = 8;
+constexpr std::size_t kCounterBytes = 16;
+
+std::uint64_t address_bits(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address);
+}
+
+/// The lowest bit that is set here is the most that divides every address and row of the plane.
+std::uint64_t alignment_bits(const Plane& plane, const UnitLayout& unit) {
+  std::uint64_t bits = address_bits(plane.base) | static_cast<std::uint64_t>(unit.content_bytes);
+  if (plane.num_blocks > 1) bits |= static_cast<std::uint64_t>(unit.block_stride_bytes);
+  if (unit.num_heads > 1) bits |= static_cast<std::uint64_t>(unit.head_stride_bytes);
+  if (unit.num_tokens > 1) bits |= static_cast<std::uint64_t>(unit.token_stride_bytes);
+  return bits;
+}
+
+class CudaPacker final : public Packer {
+ public:
+  CudaPacker(const Cache& cache, std::shared_ptr<const CudaDevice> device)
+      : cache_(cache), device_(std::move(device)), cuda_(device_->driver()), fences_(device_) {}
+  CudaPacker(const CudaPacker&) = delete;
+  CudaPacker& operator=(const CudaPacker&) = delete;
+  ~CudaPacker() override;
+
+  Status init(std::span<const std::byte> kernels, const CudaPackerOptions& options);
+
+  void start(PackJob job) override;
+  void poll(std::vector<PackDone>& done) override;
+  Result<FenceId> capture(std::uint64_t event) override { return fences_.capture(event); }
+  bool passed(FenceId fence) override { return fences_.passed(fence); }
+  void drop(FenceId fence) override { fences_.drop(fence); }
+
+ private:
+  /// What one launch needs from its start to its end; used again and again.
+  struct Launch {
+    TicketId ticket = 0;
+    TimeUs started_at = 0;
+    Status recorded;  ///< of `ended`
+    CudaEvent ended = nullptr;
+    CudaPointer counters = 0;
+    std::byte* pinned = nullptr;
+    std::size_t max_ids = 0;
+  };
+  struct PlaneInfo {
+    std::uint64_t alignment_bits = 0;
+    bool bulk = false;  ///< rows long enough for those kernels
+  };
+
+  Status load_kernels(std::span<const std::byte> kernels);
+  Status upload_planes();
+  Status prepare(Launch& launch, std::size_t num_ids);
+  Status flush_direct_writes(const PackJob& job);
+  Status launch(const PackJob& job);
+  Status launch_with(Launch& launch, const PackJob& job);
+  CudaFunction kernel_for(const PackJob& job, const CopyArgs& args) const;
+
+  const Cache& cache_;
+  std::shared_ptr<const CudaDevice> device_;
+  const CudaDriver& cuda_;
+  CudaFences fences_;
+
+  CudaModule module_ = nullptr;
+  std::array<CudaFunction, 2> kernels_{};       // by Kind
+  std::array<CudaFunction, 2> bulk_kernels_{};  // null before compute capability 9.0
+  CudaStream stream_ = nullptr;
+  unsigned max_blocks_ = 0;
+  bool needs_flush_ = false;
+  CudaPointer table_ = 0;                 // PlaneEntry of all groups, one after the other
+  std::vector<std::size_t> first_plane_;  // by group: of its part of the table
+  std::vector<PlaneInfo> planes_;         // as in the table
+
+  std::vector<std::unique_ptr<Launch>> launches_;
+  std::vector<Launch*> free_;
+  std::deque<Launch*> in_flight_;  // in the order of the stream
+  std::size_t max_ids_ = kMinIds;
+  std::vector<PackDone> failed_;  // in start()
+  TimeUs last_end_ = 0;
+  Status lost_;
+};
+
+Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOptions& options) {
+  const CudaScope scope(*device_);
+  const auto num_sms = static_cast<unsigned>(device_->num_sms());
+  // An eighth of a GPU's memory bandwidth is more than its links take, and the forward keeps the rest.
+  const unsigned wanted = options.num_sms != 0 ? options.num_sms : std::max(2U, num_sms / 8);
+  max_blocks_ = kBlocksPerSm * std::clamp(wanted, 1U, std::max(1U, num_sms));
+
+  int ordering = 0;
+  int flush = 0;
+  KVPUSH_TRY(cuda_.check(
+      cuda_.device_get_attribute(&ordering, kCudaAttributeGpuDirectWritesOrdering, device_->index()),
+      "cuDeviceGetAttribute"));
+  KVPUSH_TRY(
+      cuda_.check(cuda_.device_get_attribute(&flush, kCudaAttributeGpuDirectFlushOptions, device_->index()),
+                  "cuDeviceGetAttribute"));
+  needs_flush_ =
+      ordering < kCudaWritesOrderedForOwner && (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
+
+  KVPUSH_TRY(load_kernels(kernels));
+  int least = 0;
+  int greatest = 0;
+  KVPUSH_TRY(cuda_.check(cuda_.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));
+  KVPUSH_TRY(cuda_.check(cuda_.stream_create(&stream_, kCudaStreamNonBlocking, greatest),
+                         "cuStreamCreateWithPriority"));
+  return upload_planes();
+}
+
+Status CudaPacker::load_kernels(std::span<const std::byte> kernels) {
+  if (kernels.empty()) return {Code::kInvalidArgument, "there are no copy kernels: the image is empty"};
+  const CudaCode code = cuda_.module_load_data(&module_, kernels.data());
+  if (code == kCudaNoBinaryForGpu) {
+    return {Code::kUnsupported, "the copy kernels do not run on " + device_->name() +
+                                    ", compute capability " + std::to_string(device_->compute() / 10) + "." +
+                                    std::to_string(device_->compute() % 10)};
+  }
+  KVPUSH_TRY(cuda_.check(code, "cuModuleLoadData"));
+  const auto find = [this](CudaFunction& function, const char* name) {
+    return cuda_.check(cuda_.module_get_function(&function, module_, name), name);
+  };
+  KVPUSH_TRY(find(kernels_[0], kPackKernel));
+  KVPUSH_TRY(find(kernels_[1], kUnpackKernel));
+  if (device_->compute() < 90) return {};
+  KVPUSH_TRY(find(bulk_kernels_[0], kPackBulkKernel));
+  return find(bulk_kernels_[1], kUnpackBulkKernel);
+}
+
+Status CudaPacker::upload_planes() {
+  std::vector<PlaneEntry> table;
+  for (const Group& group : cache_.groups) {
+    first_plane_.push_back(table.size());
+    std::int64_t unit_bytes_before = 0;
+    for (const Plane& plane : group.planes) {
+      const UnitLayout unit =
+          collapse({plane.num_heads, plane.num_tokens, plane.content_bytes, plane.block_stride_bytes,
+                    plane.head_stride_bytes, plane.token_stride_bytes});
+      table.push_back({plane.base, unit, unit_bytes_before});
+      planes_.push_back({alignment_bits(plane, unit), unit.content_bytes >= kMinBulkRowBytes});
+      unit_bytes_before += unit.unit_bytes();
+    }
+  }
+  if (table.empty()) return {};
+  const std::size_t bytes = table.size() * sizeof(PlaneEntry);
+  KVPUSH_TRY(cuda_.check(cuda_.mem_alloc(&table_, bytes), "cuMemAlloc"));
+  KVPUSH_TRY(
+      cuda_.check(cuda_.memcpy_to_device_async(table_, table.data(), bytes, stream_), "cuMemcpyHtoDAsync"));
+  return cuda_.check(cuda_.stream_synchronize(stream_), "cuStreamSynchronize");
+}
+
+// At the end of a process the driver may be gone: then these calls do nothing, and there is nothing to do.
+CudaPacker::~CudaPacker() {
+  const CudaScope scope(*device_);
+  for (const auto& launch : launches_) {
+    if (launch->ended != nullptr) (void)cuda_.event_destroy(launch->ended);
+    if (launch->counters != 0) (void)cuda_.mem_free(launch->counters);
+    if (launch->pinned != nullptr) (void)cuda_.mem_free_host(launch->pinned);
+  }
+  if (table_ != 0) (void)cuda_.mem_free(table_);
+  if (stream_ != nullptr) (void)cuda_.stream_destroy(stream_);
+  if (module_ != nullptr) (void)cuda_.module_unload(module_);
+}
+
+void CudaPacker::start(PackJob job) {
+  Status status = lost_.ok() ? check_job(cache_, job) : lost_;
+  if (status.ok()) status = launch(job);
+  if (!status.ok()) failed_.push_back({job.ticket, 0, 0, std::move(status)});
+}
+
+Status CudaPacker::launch(const PackJob& job) {
+  const CudaScope scope(*device_);
+  if (free_.empty()) free_.push_back(launches_.emplace_back(std::make_unique<Launch>()).get());
+  Launch& launch = *free_.back();
+  KVPUSH_TRY(prepare(launch, job.block_ids.size()));
+  KVPUSH_TRY(flush_direct_writes(job));
+  KVPUSH_TRY(launch_with(launch, job));
+  // From here on the device may touch the job's memory: only its end ends the job.
+  launch.recorded = cuda_.check(cuda_.event_record(launch.ended, stream_), "cuEventRecord");
+  free_.pop_back();
+  in_flight_.push_back(&launch);
+  return {};
+}
+
+/// Makes what the launch lacks. What it got stays with it, also if something fails.
+Status CudaPacker::prepare(Launch& launch, std::size_t num_ids) {
+  if (launch.ended == nullptr) {
+    KVPUSH_TRY(cuda_.check(cuda_.event_create(&launch.ended, kCudaEventDisableTiming), "cuEventCreate"));
+  }
+  if (launch.counters == 0) {
+    CudaPointer counters = 0;
+    KVPUSH_TRY(cuda_.check(cuda_.mem_alloc(&counters, kCounterBytes), "cuMemAlloc"));
+    const Status zeroed =
+        cuda_.check(cuda_.memset_async(counters, 0, kCounterBytes, stream_), "cuMemsetD8Async");
+    if (!zeroed.ok()) {
+      (void)cuda_.mem_free(counters);
+      return zeroed;
+    }
+    launch.counters = counters;
+  }
+  if (launch.pinned != nullptr && launch.max_ids >= num_ids) return {};
+  max_ids_ = std::max(max_ids_, std::bit_ceil(num_ids));
+  void* pinned = nullptr;
+  KVPUSH_TRY(cuda_.check(cuda_.mem_host_alloc(&pinned, kIdsOffset + max_ids_ * sizeof(std::int32_t),
+                                              kCudaHostPortable | kCudaHostDeviceMap),
+                         "cuMemHostAlloc"));
+  if (launch.pinned != nullptr) (void)cuda_.mem_free_host(launch.pinned);
+  launch.pinned = static_cast<std::byte*>(pinned);
+  launch.max_ids = max_ids_;
+  return {};
+}
+
+/// What a NIC wrote into this GPU's memory may still be on its way there when the notice is here.
+Status CudaPacker::flush_direct_writes(const PackJob& job) {
+  if (!needs_flush_ || job.kind != PackJob::Kind::kUnpack) return {};
+  unsigned type = 0;
+  KVPUSH_TRY(cuda_.check(cuda_.pointer_get_attribute(&type, kCudaPointerMemoryType, address_bits(job.dense)),
+                         "cuPointerGetAttribute"));
+  if (type != kCudaMemoryTypeDevice) return {};
+  return cuda_.check(cuda_.flush_gpu_direct_writes(kCudaFlushTargetCurrentContext, kCudaFlushToOwner),
+                     "cuFlushGPUDirectRDMAWrites");
+}
+
+CudaFunction CudaPacker::kernel_for(const PackJob& job, const CopyArgs& args) const {
+  const auto kind = static_cast<std::size_t>(job.kind);
+  const auto first =
+      planes_.begin() + static_cast<std::ptrdiff_t>(first_plane_[job.box.group] + args.plane_begin);
+  const bool bulk = bulk_kernels_[kind] != nullptr && args.chunk_bytes == kMaxChunkBytes &&
+                    std::all_of(first, first + args.num_planes, [](const PlaneInfo& p) { return p.bulk; });
+  return bulk ? bulk_kernels_[kind] : kernels_[kind];
+}
+
+Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
+  auto* const ids = reinterpret_cast<std::int32_t*>(launch.pinned + kIdsOffset);
+  std::copy(job.block_ids.begin(), job.block_ids.end(), ids);
+  const std::size_t first = first_plane_[job.box.group];
+  std::uint64_t bits = kMaxChunkBytes | address_bits(job.dense);
+  for (std::uint32_t p = job.box.plane_begin; p < job.box.plane_end; ++p)
+    bits |= planes_[first + p].alignment_bits;
+
+  CopyArgs args;
+  args.planes = std::bit_cast<const PlaneEntry*>(table_) + first;
+  args.block_ids = ids;
+  args.dense = job.dense;
+  args.partial_sum = std::bit_cast<std::uint64_t*>(launch.counters);
+  args.num_arrived = std::bit_cast<std::uint32_t*>(launch.counters + kArrivedOffset);
+  args.checksum = reinterpret_cast<std::uint64_t*>(launch.pinned);
+  args.plane_begin = job.box.plane_begin;
+  args.num_planes = job.box.num_planes();
+  args.num_positions = job.box.num_positions();
+  args.chunk_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));
+
+  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * kCopyThreadsPerBlock;
+  const std::size_t wanted = (packed_bytes(cache_, job.box) + bytes_per_block - 1) / bytes_per_block;
+  const auto num_blocks = static_cast<unsigned>(std::min<std::size_t>(wanted, max_blocks_));
+  void* parameters[] = {&args};
+  launch.ticket = job.ticket;
+  launch.started_at = monotonic_us();
+  return cuda_.check(cuda_.launch_kernel(kernel_for(job, args), num_blocks, 1, 1, kCopyThreadsPerBlock, 1, 1,
+                                         0, stream_, parameters, nullptr),
+                     "cuLaunchKernel");
+}
+
+void CudaPacker::poll(std::vector<PackDone>& done) {
+  for (PackDone& one : failed_) done.push_back(std::move(one));
+  failed_.clear();
+  if (in_flight_.empty()) return;
+  const CudaScope scope(*device_);
+  while (!in_flight_.empty()) {
+    Launch& launch = *in_flight_.front();
+    // Without its event: when the stream has nothing to do any more, so later jobs only delay it.
+    const CudaCode code =
+        launch.recorded.ok() ? cuda_.event_query(launch.ended) : cuda_.stream_query(stream_);
+    if (code == kCudaNotReady) return;
+    if (code != kCudaOk) {
+      lost_ = cuda_.check(code, "the CUDA device failed: cuEventQuery");
+      break;
+    }
+    std::uint64_t checksum = 0;
+    std::memcpy(&checksum, launch.pinned, sizeof(checksum));
+    const TimeUs now = monotonic_us();
+    done.push_back({launch.ticket, checksum, now - std::max(launch.started_at, last_end_), launch.recorded});
+    last_end_ = now;
+    free_.push_back(&launch);
+    in_flight_.pop_front();
+  }
+  // After an error of the device none of its work runs any more.
+  for (Launch* launch : in_flight_) {
+    done.push_back({launch->ticket, 0, 0, lost_});
+    free_.push_back(launch);
+  }
+  in_flight_.clear();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Packer>> make_cuda_packer(const Cache& cache, std::shared_ptr<const CudaDevice> device,
+                                                 std::span<const std::byte> kernels,
+                                                 const CudaPackerOptions& options) {
+  auto packer = std::make_unique<CudaPacker>(cache, std::move(device));
+  KVPUSH_TRY(packer->init(kernels, options));
+  return std::unique_ptr<Packer>(std::move(packer));
+}
+
+}  // namespace kvpush

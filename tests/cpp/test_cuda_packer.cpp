@@ -1,0 +1,542 @@
+// The CUDA packer on the fake driver, against the CPU packer.
+#include <array>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "check.hpp"
+#include "cuda_world.hpp"
+#include "pack/cuda/copy_args.hpp"
+
+using namespace kvpush;
+
+namespace {
+
+std::unique_ptr<Packer> make_packer(const Cache& cache, const std::shared_ptr<const CudaDevice>& device,
+                                    unsigned num_sms = 0) {
+  auto packer = make_cuda_packer(cache, device, fake_kernels(), {num_sms});
+  if (!CHECK(packer.ok())) throw check::Skipped{packer.status().message()};
+  return std::move(packer).value();
+}
+
+/// Packs and unpacks with both packers, and compares dense forms, checksums and caches.
+void check_round_trip(const std::shared_ptr<const CudaDevice>& device, const std::vector<Plane>& planes,
+                      const std::vector<std::int32_t>& ids, std::mt19937_64& random, unsigned num_sms,
+                      std::size_t shift = 0, std::size_t dense_shift = 0) {
+  const GpuCache source(device, planes, random, shift);
+  const GpuCache target(device, planes, random, shift);
+  const Box box = source.box(ids.size());
+  const std::size_t size = packed_bytes(source.cache, box);
+  const GpuMemory slot(device, size + dense_shift, random);
+  std::byte* const dense = slot.data() + dense_shift;
+  std::vector<std::byte> expected(size);
+  const PackDone by_cpu = run_pack_job(source.cache, {1, PackJob::Kind::kPack, box, ids, expected.data()});
+
+  const auto packer = make_packer(source.cache, device, num_sms);
+  packer->start({5, PackJob::Kind::kPack, box, ids, dense});
+  const PackDone packed = poll_for(*packer, 1).at(0);
+  CHECK(packed.status.ok());
+  CHECK_EQ(packed.ticket, 5);
+  CHECK_EQ(packed.checksum, by_cpu.checksum);
+  CHECK(std::equal(expected.begin(), expected.end(), dense));
+
+  // The CPU unpacks into the target first, to have what it must be, then all is put back.
+  std::vector<std::vector<std::byte>> before;
+  std::vector<std::vector<std::byte>> after;
+  for (const auto& memory : target.memory) before.push_back(memory->copy());
+  CHECK(run_pack_job(target.cache, {2, PackJob::Kind::kUnpack, box, ids, expected.data()}).status.ok());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    after.push_back(target.memory[i]->copy());
+    std::copy(before[i].begin(), before[i].end(), target.memory[i]->data());
+  }
+  const auto unpacker = make_packer(target.cache, device, num_sms);
+  unpacker->start({6, PackJob::Kind::kUnpack, box, ids, dense});
+  const PackDone unpacked = poll_for(*unpacker, 1).at(0);
+  CHECK(unpacked.status.ok());
+  CHECK_EQ(unpacked.checksum, by_cpu.checksum);
+  for (std::size_t i = 0; i < after.size(); ++i) CHECK(target.memory[i]->copy() == after[i]);
+}
+
+/// A small cache, four jobs of it, a packer.
+struct Bench {
+  explicit Bench(const std::vector<Plane>& planes = {make_plane({8, 2, 4, 32}, kNestings[0])})
+      : device(open_device()), cache(device, planes, random), packer(make_packer(cache.cache, device)) {
+    for (auto& slot : slots) slot = std::make_unique<GpuMemory>(device, slot_bytes(), random);
+  }
+  [[nodiscard]] std::size_t slot_bytes() const { return packed_bytes(cache.cache, cache.box(8)); }
+  PackJob job(std::size_t i, PackJob::Kind kind = PackJob::Kind::kPack) const {
+    return {i, kind, cache.box(ids.size()), ids, slots.at(i)->data()};
+  }
+
+  std::mt19937_64 random{7};
+  std::shared_ptr<const CudaDevice> device;
+  GpuCache cache;
+  std::unique_ptr<Packer> packer;
+  std::array<std::unique_ptr<GpuMemory>, 4> slots;
+  std::vector<std::int32_t> ids{3, 0, 6};
+};
+
+}  // namespace
+
+TEST(random_planes_move_as_on_the_cpu) {
+  fake().reset();
+  const auto device = open_device();
+  std::mt19937_64 random(11);
+  const auto below = [&random](std::int64_t limit) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
+  };
+  for (int round = 0; round < 60; ++round) {
+    const std::int64_t num_blocks = 1 + below(20);
+    const std::int64_t num_heads = 1 + below(3);
+    const std::int64_t unit = std::int64_t{1} << below(5);
+    std::vector<Plane> planes;
+    for (std::int64_t p = 1 + below(3); p > 0; --p) {
+      Nesting nesting = kNestings[random() % kNestings.size()];
+      nesting = {nesting.order, unit * nesting.gap_b, unit * nesting.gap_h, unit * nesting.gap_n};
+      planes.push_back(make_plane({num_blocks, num_heads, 1 + below(5), unit * (1 + below(20))}, nesting));
+    }
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random);
+    ids.resize(static_cast<std::size_t>(1 + below(num_blocks)));
+    check_round_trip(device, planes, ids, random, static_cast<unsigned>(below(4)),
+                     static_cast<std::size_t>(unit * below(3)), static_cast<std::size_t>(below(40)));
+  }
+}
+
+TEST(long_rows_take_the_bulk_kernels_where_there_are_any) {
+  for (const int major : {8, 9}) {
+    fake().reset();
+    fake().set_attribute(kCudaAttributeComputeMajor, major);
+    const auto device = open_device();
+    std::mt19937_64 random(12);
+    const Plane rows = make_plane({5, 2, 4, kMinBulkRowBytes}, kNestings[4]);
+    const Plane dense = make_plane({5, 2, 4, 512}, kNestings[0]);
+    const Plane narrow = make_plane({5, 2, 4, kMinBulkRowBytes - 16}, kNestings[4]);
+    check_round_trip(device, {rows, dense}, {4, 0, 1}, random, 0);
+    const long num_bulk = fake().count(kPackBulkKernel) + fake().count(kUnpackBulkKernel);
+    CHECK_EQ(num_bulk, major == 9 ? 2 : 0);
+    check_round_trip(device, {rows, narrow}, {4, 0, 1}, random, 0);
+    check_round_trip(device, {rows, dense}, {4, 0, 1}, random, 0, 8);
+    check_round_trip(device, {rows, dense}, {4, 0, 1}, random, 0, 0, 8);
+    CHECK_EQ(fake().count(kPackBulkKernel) + fake().count(kUnpackBulkKernel), num_bulk);
+  }
+}
+
+TEST(boxes_of_some_planes_and_of_several_groups) {
+  fake().reset();
+  const auto device = open_device();
+  std::mt19937_64 random(13);
+  GpuCache all(device,
+               {make_plane({6, 2, 3, 40}, kNestings[0]), make_plane({6, 2, 5, 7}, kNestings[3]),
+                make_plane({6, 2, 2, 64}, kNestings[4]), make_plane({6, 2, 1, 96}, kNestings[6])},
+               random);
+  auto& groups = all.cache.groups;
+  groups.push_back({16, {groups[0].planes[2], groups[0].planes[3]}});
+  groups[0].planes.resize(2);
+  const auto packer = make_packer(all.cache, device);
+  const std::vector<std::int32_t> ids{5, 1, 2, 0};
+  for (const Box& box : {Box{0, 0, 2, 0, 2, 3, 7}, Box{0, 1, 2, 0, 2, 0, 4}, Box{1, 0, 1, 0, 2, 0, 4},
+                         Box{1, 1, 2, 0, 2, 0, 4}, Box{1, 0, 2, 0, 2, 0, 4}}) {
+    const std::size_t size = packed_bytes(all.cache, box);
+    const GpuMemory slot(device, size, random);
+    std::vector<std::byte> expected(size);
+    const PackDone by_cpu = run_pack_job(all.cache, {1, PackJob::Kind::kPack, box, ids, expected.data()});
+    packer->start({1, PackJob::Kind::kPack, box, ids, slot.data()});
+    const PackDone done = poll_for(*packer, 1).at(0);
+    CHECK_EQ(done.checksum, by_cpu.checksum);
+    CHECK(slot.copy() == expected);
+  }
+}
+
+TEST(dense_form_in_pinned_host_memory) {
+  fake().reset();
+  Bench bench;
+  std::vector<std::byte> dense(bench.slot_bytes());
+  {
+    const CudaScope scope(*bench.device);
+    CHECK_EQ(bench.device->driver().mem_host_register(dense.data(), dense.size(), kCudaHostPortable), 0);
+  }
+  PackJob job = bench.job(0);
+  job.dense = dense.data();
+  bench.packer->start(job);
+  const PackDone done = poll_for(*bench.packer, 1).at(0);
+  std::vector<std::byte> expected(dense.size());
+  job.dense = expected.data();
+  CHECK_EQ(done.checksum, run_pack_job(bench.cache.cache, job).checksum);
+  expected.resize(packed_bytes(bench.cache.cache, job.box));
+  CHECK(std::equal(expected.begin(), expected.end(), dense.begin()));
+  const CudaScope scope(*bench.device);
+  CHECK_EQ(bench.device->driver().mem_host_unregister(dense.data()), 0);
+}
+
+TEST(jobs_outside_the_cache_end_with_an_error) {
+  fake().reset();
+  const Bench bench;
+  const std::vector<std::int32_t> outside{3, 8, 0};
+  PackJob bad_id = bench.job(0);
+  bad_id.block_ids = outside;
+  PackJob bad_box = bench.job(1);
+  bad_box.box.plane_end = 2;
+  PackJob no_memory = bench.job(2);
+  no_memory.dense = nullptr;
+  for (const PackJob& job : {bad_id, bad_box, no_memory}) bench.packer->start(job);
+  bench.packer->start(bench.job(3));
+  for (const PackDone& done : poll_for(*bench.packer, 4)) {
+    CHECK_EQ(done.status.code(), done.ticket == 3 ? Code::kOk : Code::kInvalidArgument);
+  }
+  CHECK_EQ(fake().count("cuLaunchKernel"), 1);
+}
+
+TEST(a_pack_is_not_done_before_its_event_and_jobs_end_in_order) {
+  fake().reset();
+  const Bench bench;
+  const auto before = bench.slots[1]->copy();
+  for (std::size_t i = 0; i < 3; ++i) bench.packer->start(bench.job(i));
+  std::vector<PackDone> done;
+  std::size_t polls = 0;
+  for (; done.size() < 3 && polls < 100; ++polls) {
+    bench.packer->poll(done);
+    for (std::size_t i = 0; i < done.size(); ++i) {
+      CHECK_EQ(done[i].ticket, i);
+      CHECK(done[i].status.ok());
+      CHECK(done[i].copy_us >= 0);
+    }
+    if (polls == 0) {
+      CHECK(done.empty());
+      CHECK(bench.slots[1]->copy() == before);
+    }
+  }
+  CHECK_EQ(done.size(), 3);
+  CHECK(polls > 3);
+  const std::size_t size = packed_bytes(bench.cache.cache, bench.job(0).box);
+  CHECK(std::equal(bench.slots[0]->data(), bench.slots[0]->data() + size, bench.slots[1]->data()));
+}
+
+TEST(a_job_whose_event_could_not_be_recorded_ends_after_its_copy) {
+  fake().reset();
+  const Bench bench;
+  const auto before = bench.slots[0]->copy();
+  fake().fail("cuEventRecord", 1, kCudaOutOfMemory);
+  bench.packer->start(bench.job(0));
+  bench.packer->start(bench.job(1));
+  std::vector<PackDone> done;
+  bench.packer->poll(done);
+  CHECK(done.empty());
+  CHECK(bench.slots[0]->copy() == before);
+  done = poll_for(*bench.packer, 2);
+  CHECK_EQ(done.at(0).ticket, 0);
+  CHECK_EQ(done.at(0).status.code(), Code::kExhausted);
+  CHECK(done.at(1).status.ok());
+  CHECK(bench.slots[0]->copy() != before);
+}
+
+TEST(one_launch_per_box_and_no_allocation_in_the_steady_state) {
+  fake().reset();
+  const Bench bench;
+  const auto run = [&bench](int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        bench.packer->start(bench.job(i, i % 2 == 0 ? PackJob::Kind::kPack : PackJob::Kind::kUnpack));
+      }
+      for (const PackDone& done : poll_for(*bench.packer, 4)) CHECK(done.status.ok());
+    }
+  };
+  run(1);
+  fake().reset();
+  run(20);
+  CHECK_EQ(fake().count("cuLaunchKernel"), 80);
+  CHECK_EQ(fake().count("cuEventRecord"), 80);
+  for (const char* symbol :
+       {"cuMemAlloc_v2", "cuMemHostAlloc", "cuMemFree_v2", "cuMemFreeHost", "cuEventCreate",
+        "cuStreamCreateWithPriority", "cuStreamSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpyHtoD_v2",
+        "cuMemsetD8Async", "cuMemsetD8_v2", "cuFlushGPUDirectRDMAWrites"}) {
+    CHECK_EQ(fake().count(symbol), 0);
+  }
+}
+
+TEST(more_positions_than_before_get_more_pinned_memory) {
+  fake().reset();
+  std::mt19937_64 random(3);
+  const auto device = open_device();
+  const GpuCache cache(device, {make_plane({5000, 1, 1, 4}, kNestings[0])}, random);
+  const auto packer = make_packer(cache.cache, device);
+  for (const std::size_t num_positions : {1U, 1024U, 1025U, 5000U, 7U, 5000U}) {
+    std::vector<std::int32_t> ids(num_positions);
+    std::iota(ids.rbegin(), ids.rend(), 0);
+    const Box box = cache.box(num_positions);
+    const GpuMemory slot(device, packed_bytes(cache.cache, box), random);
+    packer->start({1, PackJob::Kind::kPack, box, ids, slot.data()});
+    const PackDone done = poll_for(*packer, 1).at(0);
+    std::vector<std::byte> expected(packed_bytes(cache.cache, box));
+    CHECK_EQ(done.checksum,
+             run_pack_job(cache.cache, {1, PackJob::Kind::kPack, box, ids, expected.data()}).checksum);
+    CHECK(slot.copy() == expected);
+  }
+  CHECK_EQ(fake().count("cuMemHostAlloc"), 3);
+}
+
+TEST(unpacks_of_device_memory_are_flushed_where_a_nics_writes_are_not_ordered) {
+  struct Case {
+    int ordering;
+    int options;
+    long num_flushes;
+  };
+  for (const Case& c : {Case{0, 1, 1}, Case{100, 1, 0}, Case{200, 1, 0}, Case{0, 0, 0}}) {
+    fake().reset();
+    fake().set_attribute(kCudaAttributeGpuDirectWritesOrdering, c.ordering);
+    fake().set_attribute(kCudaAttributeGpuDirectFlushOptions, c.options);
+    const Bench bench;
+    std::vector<std::byte> host(bench.slot_bytes());
+    const CudaScope scope(*bench.device);
+    const CudaDriver& cuda = bench.device->driver();
+    CHECK_EQ(cuda.mem_host_register(host.data(), host.size(), kCudaHostPortable), 0);
+    PackJob from_host = bench.job(2, PackJob::Kind::kUnpack);
+    from_host.dense = host.data();
+    bench.packer->start(bench.job(0));
+    bench.packer->start(bench.job(1, PackJob::Kind::kUnpack));
+    bench.packer->start(from_host);
+    for (const PackDone& done : poll_for(*bench.packer, 3)) CHECK(done.status.ok());
+    CHECK_EQ(fake().count("cuFlushGPUDirectRDMAWrites"), c.num_flushes);
+    CHECK_EQ(cuda.mem_host_unregister(host.data()), 0);
+  }
+}
+
+TEST(kernels_that_do_not_fit_are_refused) {
+  fake().reset();
+  const Bench bench;
+  const auto refuse = [&bench](std::span<const std::byte> kernels) {
+    return make_cuda_packer(bench.cache.cache, bench.device, kernels, {}).status();
+  };
+  CHECK_EQ(refuse({}).code(), Code::kInvalidArgument);
+  constexpr char kGarbage[] = "garbage";
+  CHECK_EQ(refuse(std::as_bytes(std::span(kGarbage))).code(), Code::kTransport);
+  fake().fail("cuModuleLoadData", 1, kCudaNoBinaryForGpu);
+  const Status status = refuse(fake_kernels());
+  CHECK_EQ(status.code(), Code::kUnsupported);
+  CHECK(status.message().find("Fake GPU, compute capability 9.0") != std::string::npos);
+}
+
+TEST(a_fence_passes_when_what_was_recorded_has_happened) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  CHECK_EQ(bench.packer->capture(0).value(), 0);
+  CHECK(bench.packer->passed(0));
+  const auto passes = [&bench](FenceId fence) {
+    for (int i = 0; i < 10; ++i) {
+      if (bench.packer->passed(fence)) return true;
+    }
+    return false;
+  };
+  // Never recorded: there is nothing to wait for.
+  CHECK(passes(bench.packer->capture(user.handle()).value()));
+
+  fake().hold(user.stream);
+  user.record();
+  const FenceId first = bench.packer->capture(user.handle()).value();
+  CHECK(!passes(first));
+  // Recorded anew behind more work: the first fence does not wait for that.
+  fake().hold(user.stream);
+  user.record();
+  const FenceId second = bench.packer->capture(user.handle()).value();
+  CHECK(first != second);
+  fake().release(user.stream);
+  CHECK(passes(first));
+  CHECK(!passes(second));
+  fake().release(user.stream);
+  CHECK(passes(second));
+}
+
+TEST(fences_do_not_wait_for_each_other_and_outlive_the_callers_event) {
+  fake().reset();
+  const Bench bench;
+  auto held = std::make_unique<GpuStream>(bench.device);
+  const GpuStream other(bench.device);
+  const CudaStream held_stream = held->stream;
+  fake().hold(held_stream);
+  held->record();
+  const FenceId waits = bench.packer->capture(held->handle()).value();
+  other.record();
+  const FenceId passes = bench.packer->capture(other.handle()).value();
+  bool passed = false;
+  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(passes);
+  CHECK(passed);
+  CHECK(!bench.packer->passed(waits));
+  // Packs go on beside a forward that runs.
+  bench.packer->start(bench.job(0));
+  CHECK(poll_for(*bench.packer, 1).at(0).status.ok());
+  {
+    const CudaScope scope(*bench.device);
+    CHECK_EQ(bench.device->driver().event_destroy(held->event), 0);
+    CHECK_EQ(bench.device->driver().event_create(&held->event, 0), 0);
+  }
+  CHECK(!bench.packer->passed(waits));
+  fake().release(held_stream);
+  passed = false;
+  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(waits);
+  CHECK(passed);
+}
+
+TEST(dropped_fences_are_used_again_once_they_have_passed) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  fake().hold(user.stream);
+  user.record();
+  const FenceId dropped = bench.packer->capture(user.handle()).value();
+  bench.packer->drop(dropped);
+  const GpuStream other(bench.device);
+  other.record();
+  const FenceId second = bench.packer->capture(other.handle()).value();
+  CHECK(second != dropped);
+  bench.packer->drop(second);
+  fake().release(user.stream);
+  fake().reset();
+  for (int i = 0; i < 50; ++i) {
+    other.record();
+    bench.packer->drop(bench.packer->capture(other.handle()).value());
+  }
+  // Each capture finds an older one that has passed, but for the few whose streams are still a step behind.
+  CHECK(fake().count("cuStreamCreateWithPriority") <= 4);
+}
+
+TEST(captures_of_many_threads) {
+  fake().reset();
+  const Bench bench;
+  std::vector<FenceId> fences;
+  std::mutex mutex;
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      const GpuStream user(bench.device);
+      for (int i = 0; i < 30; ++i) {
+        user.record();
+        const Result<FenceId> fence = bench.packer->capture(user.handle());
+        CHECK(fence.ok());
+        const std::lock_guard lock(mutex);
+        fences.push_back(fence.value());
+      }
+    });
+  }
+  std::size_t num_passed = 0;
+  std::size_t num_jobs = 0;
+  std::vector<PackDone> done;
+  for (int i = 0; num_passed < 90 && i < 1'000'000; ++i) {
+    if (num_jobs == done.size()) bench.packer->start(bench.job(num_jobs++ % 4));
+    bench.packer->poll(done);
+    const std::lock_guard lock(mutex);
+    num_passed += std::erase_if(fences, [&](FenceId fence) { return bench.packer->passed(fence); });
+    if (fences.empty()) std::this_thread::yield();
+  }
+  CHECK_EQ(num_passed, 90);
+  CHECK_EQ(done.size() + poll_for(*bench.packer, num_jobs - done.size()).size(), num_jobs);
+}
+
+TEST(a_lost_device_ends_every_job_and_refuses_later_ones) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  fake().hold(user.stream);
+  user.record();
+  const FenceId fence = bench.packer->capture(user.handle()).value();
+  for (std::size_t i = 0; i < 3; ++i) bench.packer->start(bench.job(i));
+  std::vector<PackDone> done;
+  bench.packer->poll(done);
+  CHECK(done.empty());
+  fake().fail("cuEventQuery", 1, 719);
+  for (const PackDone& one : poll_for(*bench.packer, 3)) {
+    CHECK_EQ(one.status.code(), Code::kTransport);
+    CHECK(one.status.message().find("CUDA_ERROR_LAUNCH_FAILED") != std::string::npos);
+  }
+  CHECK(bench.packer->passed(fence));
+  const long num_launches = fake().count("cuLaunchKernel");
+  bench.packer->start(bench.job(3));
+  const PackDone late = poll_for(*bench.packer, 1).at(0);
+  CHECK_EQ(late.ticket, 3);
+  CHECK_EQ(late.status.code(), Code::kTransport);
+  CHECK_EQ(fake().count("cuLaunchKernel"), num_launches);
+}
+
+// Once per symbol, per call of it, and per code: the packer is not made, or every job ends once; and all is
+// given back.
+TEST(every_failing_call_ends_in_a_status_and_leaks_nothing) {
+  std::vector<std::string> symbols;
+#define KVPUSH_TEST_SYMBOL(symbol, name, type) symbols.emplace_back(#symbol);
+  KVPUSH_CUDA_FUNCTIONS(KVPUSH_TEST_SYMBOL)
+#undef KVPUSH_TEST_SYMBOL
+  fake().reset();
+  std::mt19937_64 random(17);
+  const auto driver = load_cuda_driver(FAKE_CUDA_LIBRARY);
+  const auto device = open_device();
+  const GpuCache cache(device, {make_plane({8, 2, 4, 32}, kNestings[0])}, random);
+  const std::vector<std::int32_t> ids{1, 7};
+  const Box box = cache.box(ids.size());
+  std::vector<std::unique_ptr<GpuMemory>> slots;
+  for (int i = 0; i < 3; ++i) {
+    slots.push_back(std::make_unique<GpuMemory>(device, packed_bytes(cache.cache, box), random));
+  }
+  const GpuStream user(device);
+
+  const auto run = [&] {
+    const auto own = CudaDevice::open(driver.value(), 0);
+    if (!own.ok()) return false;
+    const auto packer = make_cuda_packer(cache.cache, own.value(), fake_kernels(), {});
+    if (!packer.ok()) return false;
+    bool all_ok = true;
+    std::map<TicketId, int> ends;
+    for (TicketId round = 0; round < 2; ++round) {
+      const Result<FenceId> waited = packer.value()->capture(user.handle());
+      const Result<FenceId> dropped = packer.value()->capture(user.handle());
+      all_ok = all_ok && waited.ok() && dropped.ok();
+      for (TicketId i = 0; i < 3; ++i) {
+        const auto kind = i == 1 ? PackJob::Kind::kUnpack : PackJob::Kind::kPack;
+        packer.value()->start({3 * round + i, kind, box, ids, slots[i]->data()});
+      }
+      for (const PackDone& done : poll_for(*packer.value(), 3)) {
+        ++ends[done.ticket];
+        all_ok = all_ok && done.status.ok();
+      }
+      if (dropped.ok()) packer.value()->drop(dropped.value());
+      bool passed = !waited.ok();
+      for (int i = 0; i < 20 && !passed; ++i) passed = packer.value()->passed(waited.value());
+      CHECK(passed);
+    }
+    std::vector<PackDone> more;
+    packer.value()->poll(more);
+    CHECK(more.empty());
+    CHECK_EQ(ends.size(), 6);
+    for (const auto& [ticket, count] : ends) CHECK_EQ(count, 1);
+    return all_ok;
+  };
+
+  const auto unordered = [] { fake().set_attribute(kCudaAttributeGpuDirectWritesOrdering, 0); };
+  unordered();
+  CHECK(run());
+  std::size_t num_faults = 0;
+  for (const std::string& symbol : symbols) {
+    // These say what an error is called; the error itself is injected elsewhere.
+    if (symbol == "cuGetErrorName" || symbol == "cuGetErrorString") continue;
+    for (const int code : {2, 1, 719}) {
+      for (int nth = 1; nth < 1000; ++nth) {
+        fake().reset();
+        unordered();
+        const long before = fake().leaks();
+        fake().fail(symbol.c_str(), nth, code);
+        const bool all_ok = run();
+        if (fake().count(symbol.c_str()) < nth) {
+          CHECK(all_ok);
+          break;
+        }
+        ++num_faults;
+        // Without the context nothing can be given back, if it is the destructor that does not get it.
+        if (symbol != "cuCtxPushCurrent_v2" && !CHECK_EQ(fake().leaks(), before)) {
+          check::fail(symbol.c_str(), nth, "leaks after code " + std::to_string(code));
+        }
+      }
+    }
+  }
+  CHECK(num_faults > 300);
+  fake().reset();
+}
