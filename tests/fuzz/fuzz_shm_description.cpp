@@ -23,6 +23,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       fuzz::require(got.kind == kind && got.host == expected.host && got.session == expected.session &&
                         got.slot_bytes == expected.slot_bytes && got.num_slots == expected.num_slots,
                     "what was expected is what was read");
+      const bool offers_device = kind == shm::DescriptionKind::kOffer && got.on_device;
+      fuzz::require(offers_device == !got.device.gpu.empty() && offers_device == (got.device.address != 0),
+                    "device memory is described when it is offered");
       const Bytes form = fuzz::round_trip(decode, got, "a description survives its byte form");
       fuzz::require(fuzz::same(form, bytes), "a description has one byte form");
     }

@@ -106,8 +106,18 @@ void handshake(Folder out) {
 void shm_description(Folder out) {
   for (const auto kind : {shm::DescriptionKind::kOffer, shm::DescriptionKind::kAnswer}) {
     const std::string name = kind == shm::DescriptionKind::kOffer ? "offer" : "answer";
-    shm::Description description{kind, "host/net:1", id<Incarnation>(1), id<SessionId>(7), 42, 4096, 8};
+    shm::Description description{.kind = kind,
+                                 .host = "host/net:1",
+                                 .engine = id<Incarnation>(1),
+                                 .session = id<SessionId>(7),
+                                 .pid = 42,
+                                 .slot_bytes = 4096,
+                                 .num_slots = 8,
+                                 .process = id<Uuid>(9)};
     out.add(name, encode(description));
+    description.on_device = true;
+    description.device = {std::string(32, 'a'), 0x7f0000000000, {}};
+    out.add(name + "_on_device", encode(description));
     description.host = std::string(128, 'h');
     out.add(name + "_elsewhere", encode(description));
   }

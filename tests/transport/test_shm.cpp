@@ -213,9 +213,10 @@ TEST(garbage_at_the_listening_socket) {
   const shm::Fd unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
   const shm::SegmentLayout small = shm::plan_segment(kSlotBytes, 1).value();
   const shm::SegmentLayout fitting = shm::plan_segment(kSlotBytes, 2).value();
-  const shm::Segment too_small = shm::create_segment(small, session, kBudgetUs).value();
-  const shm::Segment of_another = shm::create_segment(fitting, new_session(), kBudgetUs).value();
-  const shm::Segment right = shm::create_segment(fitting, session, kBudgetUs).value();
+  const shm::Segment too_small = shm::create_segment(small, session, shm::Extent::kAll, kBudgetUs).value();
+  const shm::Segment of_another =
+      shm::create_segment(fitting, new_session(), shm::Extent::kAll, kBudgetUs).value();
+  const shm::Segment right = shm::create_segment(fitting, session, shm::Extent::kAll, kBudgetUs).value();
   CHECK_EQ(::pwrite(unsealed.get(), right.mapping.base(), fitting.total_bytes, 0),
            static_cast<ssize_t>(fitting.total_bytes));
   std::vector<shm::Fd> callers;
@@ -276,7 +277,7 @@ TEST(an_unknown_packet_on_the_session_socket_loses_the_session) {
   Host p;
   const SessionId session = new_session();
   const shm::SegmentLayout layout = shm::plan_segment(kSlotBytes, 2).value();
-  const shm::Segment segment = shm::create_segment(layout, session, kBudgetUs).value();
+  const shm::Segment segment = shm::create_segment(layout, session, shm::Extent::kAll, kBudgetUs).value();
   const shm::Description description{.host = shm::host_identity().value(),
                                      .engine = p.self,
                                      .session = session,

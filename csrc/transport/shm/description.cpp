@@ -15,8 +15,9 @@ namespace kvpush::shm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4d53564bU;
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 constexpr std::size_t kMaxHostBytes = 128;
+constexpr std::size_t kGpuUuidBytes = 32;
 
 void put_uuid(ByteWriter& out, const Uuid& id) {
   out.put_raw(std::as_bytes(std::span(id.bytes)));
@@ -25,6 +26,22 @@ void put_uuid(ByteWriter& out, const Uuid& id) {
 void get_uuid(ByteReader& in, Uuid& id) {
   const ByteView raw = in.get_raw(id.bytes.size());
   if (raw.size() == id.bytes.size()) std::memcpy(id.bytes.data(), raw.data(), raw.size());
+}
+
+void put_device(ByteWriter& out, const DeviceSlots& device) {
+  out.put_text(device.gpu);
+  out.put(device.address);
+  out.put_raw(std::as_bytes(std::span(device.handle.bytes)));
+}
+
+/// False when it cannot be the description of any device memory.
+bool get_device(ByteReader& in, DeviceSlots& device) {
+  device.gpu = in.get_text(kGpuUuidBytes);
+  device.address = in.get<std::uint64_t>();
+  const ByteView handle = in.get_raw(sizeof(device.handle.bytes));
+  if (handle.size() != sizeof(device.handle.bytes)) return false;
+  std::memcpy(device.handle.bytes, handle.data(), handle.size());
+  return device.gpu.size() == kGpuUuidBytes && device.address != 0;
 }
 
 Status mismatch(const std::string& what, const std::string& ours, const std::string& theirs) {
@@ -49,6 +66,11 @@ Result<std::string> host_identity() {
   return std::string(boot_id.data(), boot_id.size()) + "/net:" + std::to_string(net.st_ino);
 }
 
+const Uuid& process_identity() {
+  static const Uuid identity = random_uuid();
+  return identity;
+}
+
 Bytes encode(const Description& description) {
   ByteWriter out;
   out.put(kMagic);
@@ -60,6 +82,10 @@ Bytes encode(const Description& description) {
   out.put(description.pid);
   out.put(description.slot_bytes);
   out.put(description.num_slots);
+  put_uuid(out, description.process);
+  out.put(static_cast<std::uint8_t>(description.on_device));
+  if (description.kind == DescriptionKind::kOffer && description.on_device)
+    put_device(out, description.device);
   out.put(fnv1a(out.bytes()));
   return std::move(out).take();
 }
@@ -82,8 +108,13 @@ Result<Description> decode_matching(ByteView bytes, const Description& expected)
   got.pid = in.get<std::int32_t>();
   got.slot_bytes = in.get<std::uint64_t>();
   got.num_slots = in.get<std::uint32_t>();
+  get_uuid(in, got.process);
+  const auto on_device = in.get<std::uint8_t>();
+  got.on_device = on_device == 1;
+  const bool offers_device = got.on_device && kind == static_cast<std::uint8_t>(DescriptionKind::kOffer);
+  const bool plausible = on_device <= 1 && (!offers_device || get_device(in, got.device));
   const auto checksum = in.get<std::uint64_t>();
-  if (!in.done() || checksum != fnv1a(bytes.first(bytes.size() - sizeof(checksum)))) {
+  if (!plausible || !in.done() || checksum != fnv1a(bytes.first(bytes.size() - sizeof(checksum)))) {
     return Status(Code::kHandshake,
                   "damaged shared-memory description of " + std::to_string(bytes.size()) + " bytes");
   }

@@ -7,6 +7,7 @@
 #include "base/bytes.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
+#include "shim/cuda_driver.hpp"
 
 namespace kvpush::shm {
 
@@ -15,7 +16,17 @@ namespace kvpush::shm {
 /// Source: unix(7), abstract names belong to the network namespace; random(4), boot_id.
 Result<std::string> host_identity();
 
+/// One life of this process: unlike a pid, the same in no other process of any pid namespace.
+const Uuid& process_identity();
+
 enum class DescriptionKind : std::uint8_t { kOffer = 1, kAnswer = 2 };
+
+/// D's slots in device memory, all of them in one piece.
+struct DeviceSlots {
+  std::string gpu;            ///< its uuid, 32 hex digits
+  std::uint64_t address = 0;  ///< in D's process
+  CudaIpcHandle handle{};     ///< for any other process
+};
 
 struct Description {
   DescriptionKind kind = DescriptionKind::kOffer;
@@ -25,6 +36,9 @@ struct Description {
   std::int32_t pid = 0;  ///< for people; in the peer's own pid namespace
   std::uint64_t slot_bytes = 0;
   std::uint32_t num_slots = 0;
+  Uuid process{};          ///< process_identity()
+  bool on_device = false;  ///< offer: `device` may be used as slots; answer: it will be, and nothing else
+  DeviceSlots device{};    ///< of an offer with on_device
 };
 
 [[nodiscard]] Bytes encode(const Description& description);

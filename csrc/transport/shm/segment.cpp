@@ -20,12 +20,16 @@ constexpr std::size_t kAllocateStepBytes = std::size_t{16} << 20U;
 // Linux 6.3; older headers lack it, older kernels answer EINVAL.
 constexpr unsigned kMfdNoexecSeal = 8;
 
+std::size_t bytes_of(const SegmentLayout& layout, Extent extent) {
+  return extent == Extent::kAll ? layout.total_bytes : kSlotsOffset;
+}
+
 Status os_error(const char* call, int error) {
   return {Code::kTransport, std::string(call) + ": " + std::strerror(error)};
 }
 
-Result<Mapping> map(const Fd& memfd, std::size_t size_bytes) {
-  void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memfd.get(), 0);
+Result<Mapping> map(const Fd& memfd, std::size_t size_bytes, int populate) {
+  void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | populate, memfd.get(), 0);
   if (base == MAP_FAILED) return os_error("mmap", errno);
   Mapping mapping(static_cast<std::byte*>(base), size_bytes);
   // A forked child that could still write would make the peer's proof of quiet worthless.
@@ -33,10 +37,10 @@ Result<Mapping> map(const Fd& memfd, std::size_t size_bytes) {
   return mapping;
 }
 
-Status allocate(const Fd& memfd, std::size_t size_bytes, TimeUs budget_us) {
+Status allocate(const Fd& memfd, std::size_t begin, std::size_t size_bytes, TimeUs budget_us) {
   const TimeUs start = monotonic_us();
-  for (std::size_t done = 0; done < size_bytes;) {
-    if (done != 0 && monotonic_us() - start > budget_us) {
+  for (std::size_t done = begin; done < size_bytes;) {
+    if (done != begin && monotonic_us() - start > budget_us) {
       return {Code::kExhausted, "allocated " + std::to_string(done) + " of " + std::to_string(size_bytes) +
                                     " bytes of shared memory in " + std::to_string(budget_us) +
                                     " us: open a smaller landing"};
@@ -75,16 +79,17 @@ void Mapping::reset() noexcept {
   size_ = 0;
 }
 
-Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, TimeUs budget_us) {
+Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, Extent extent,
+                               TimeUs budget_us) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   Fd memfd(::memfd_create("kvpush", kFlags | kMfdNoexecSeal));
   if (!memfd.ok() && errno == EINVAL) memfd = Fd(::memfd_create("kvpush", kFlags));
   if (!memfd.ok()) return os_error("memfd_create", errno);
   if (::ftruncate(memfd.get(), static_cast<off_t>(layout.total_bytes)) != 0)
     return os_error("ftruncate", errno);
-  KVPUSH_TRY(allocate(memfd, layout.total_bytes, budget_us));
+  KVPUSH_TRY(allocate(memfd, 0, bytes_of(layout, extent), budget_us));
   if (::fcntl(memfd.get(), F_ADD_SEALS, kSeals) != 0) return os_error("fcntl(F_ADD_SEALS)", errno);
-  Result<Mapping> mapping = map(memfd, layout.total_bytes);
+  Result<Mapping> mapping = map(memfd, layout.total_bytes, extent == Extent::kAll ? MAP_POPULATE : 0);
   if (!mapping.ok()) return mapping.status();
   auto* header = new (mapping.value().base()) SegmentHeader{};
   header->magic = kMagic;
@@ -95,7 +100,12 @@ Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& ses
   return Segment{std::move(memfd), std::move(mapping).value()};
 }
 
-Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session) {
+Status allocate_slots(const Fd& memfd, const SegmentLayout& layout, TimeUs budget_us) {
+  return allocate(memfd, kSlotsOffset, layout.total_bytes, budget_us);
+}
+
+Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session,
+                             Extent extent) {
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
   if (seals < 0 || (static_cast<unsigned>(seals) & kSeals) != kSeals) {
     return Status(Code::kTransport, "the peer's segment has seals " + std::to_string(seals) +
@@ -107,7 +117,7 @@ Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const
     return Status(Code::kTransport, "the peer's segment has " + std::to_string(info.st_size) +
                                         " bytes, agreed were " + std::to_string(layout.total_bytes));
   }
-  Result<Mapping> mapping = map(memfd, layout.total_bytes);
+  Result<Mapping> mapping = map(memfd, bytes_of(layout, extent), MAP_POPULATE);
   if (!mapping.ok()) return mapping;
   const SegmentHeader& header = mapping.value().header();
   if (header.magic != kMagic || header.version != kVersion ||

@@ -87,12 +87,19 @@ struct Segment {
   Mapping mapping;
 };
 
-/// D: an anonymous, sealed file with all its pages allocated, and its mapping.
-/// Errors: Exhausted (no memory, or not all of it within `budget_us`), Transport.
-Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, TimeUs budget_us);
+/// What of a segment is used: all of it, or no slots, because these are in device memory.
+enum class Extent : std::uint8_t { kAll, kRings };
 
-/// P: checks that `memfd` is such a segment of `session` and can never shrink under us, then maps it.
+/// D: an anonymous, sealed file with the pages of `extent` allocated, and the mapping of all of it.
+/// Errors: Exhausted (no memory, or not all of it within `budget_us`), Transport.
+Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, Extent extent,
+                               TimeUs budget_us);
+/// D: allocates the slots of a segment that was created without. Errors: as create_segment.
+Status allocate_slots(const Fd& memfd, const SegmentLayout& layout, TimeUs budget_us);
+
+/// P: checks that `memfd` is such a segment of `session` and can never shrink under us, then maps `extent`.
 /// Errors: Transport, with both values.
-Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session);
+Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session,
+                             Extent extent);
 
 }  // namespace kvpush::shm

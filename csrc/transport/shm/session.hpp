@@ -7,6 +7,8 @@
 
 #include "base/bytes.hpp"
 #include "base/ids.hpp"
+#include "shim/device_memory.hpp"
+#include "transport/shm/description.hpp"
 #include "transport/shm/fd.hpp"
 #include "transport/shm/ring.hpp"
 #include "transport/shm/segment.hpp"
@@ -73,13 +75,19 @@ class Session {
   Phase phase = Phase::kOffered;
   bool hung_up = false;  ///< the socket told that nothing more will be published
   bool loss_reported = false;
-  bool is_exposed = false;  ///< D: the memory file has left this process
-  bool is_quiet = false;    ///< D: the peer's end of the socket is closed, hence its mapping
-  std::string loss;         ///< why, once lost
-  std::uint64_t token = 0;  ///< names the socket in epoll events
-  Fd memfd;                 ///< D, until connected
-  Fd socket;                ///< outlives `mapping`: its closing tells the peer that we have unmapped
+  bool is_exposed = false;     ///< D: the memory file has left this process
+  bool is_quiet = false;       ///< D: the peer's end of the socket is closed, hence its mapping
+  std::string loss;            ///< why, once lost
+  std::uint64_t token = 0;     ///< names the socket in epoll events
+  Fd memfd;                    ///< D, until connected
+  bool on_device = false;      ///< D: offered or taken; P: taken
+  bool same_process = false;   ///< P: D's pointers are ours
+  DeviceSlots offered;         ///< with on_device
+  std::byte* slots = nullptr;  ///< slot 0: of the segment or in device memory; null until that is known
+  Fd socket;  ///< outlives the memory below: its closing tells the peer that we have given it up
   Mapping mapping;
+  DeviceMemory pinned;  ///< the slots in `mapping`, for this side's GPU
+  DeviceMemory device;  ///< D: its own; P: D's, opened
   RingConsumer in;
 
  private:

@@ -165,7 +165,8 @@ void ShmTransport::greet(std::uint64_t token) {
   const SessionPtr session = greeting == shm::Greeting::kHello ? find(hello.session) : nullptr;
   bool adopted = false;
   if (session && session->role == Role::kSource && session->phase == Phase::kOffered) {
-    Result<shm::Mapping> segment = shm::open_segment(hello.memfd, session->layout, session->id);
+    const shm::Extent extent = session->on_device ? shm::Extent::kRings : shm::Extent::kAll;
+    Result<shm::Mapping> segment = shm::open_segment(hello.memfd, session->layout, session->id, extent);
     if (segment.ok()) {
       session->attach(std::move(segment).value());
       session->socket = std::move(socket);
@@ -173,6 +174,7 @@ void ShmTransport::greet(std::uint64_t token) {
       session->phase = Phase::kOpen;
       by_token_.emplace(token, session);
       adopted = true;
+      if (const Status status = settle_source(*session); !status.ok()) lose(*session, status.message());
     }
   }
   if (!adopted) ++counters_.dropped_connections;

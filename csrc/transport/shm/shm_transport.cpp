@@ -19,13 +19,20 @@ using shm::Phase;
 using shm::RecordKind;
 using shm::Role;
 
-ShmTransport::ShmTransport(const Incarnation& self, TimeUs call_budget_us, std::string host)
-    : self_(self), call_budget_us_(call_budget_us), host_(std::move(host)), record_(shm::kMaxRecordBytes) {}
+ShmTransport::ShmTransport(const Incarnation& self, TimeUs call_budget_us,
+                           std::shared_ptr<const CudaDevice> device, std::string host)
+    : self_(self),
+      call_budget_us_(call_budget_us),
+      device_(std::move(device)),
+      host_(std::move(host)),
+      record_(shm::kMaxRecordBytes) {}
 
-Result<std::unique_ptr<ShmTransport>> ShmTransport::make(const Incarnation& self, TimeUs call_budget_us) {
+Result<std::unique_ptr<ShmTransport>> ShmTransport::make(const Incarnation& self, TimeUs call_budget_us,
+                                                         std::shared_ptr<const CudaDevice> device) {
   Result<std::string> host = shm::host_identity();
   if (!host.ok()) return host.status();
-  std::unique_ptr<ShmTransport> transport(new ShmTransport(self, call_budget_us, std::move(host).value()));
+  std::unique_ptr<ShmTransport> transport(
+      new ShmTransport(self, call_budget_us, std::move(device), std::move(host).value()));
   KVPUSH_TRY(transport->start());
   return transport;
 }
@@ -41,8 +48,9 @@ Status ShmTransport::start() {
 }
 
 ShmTransport::~ShmTransport() {
+  for (const auto& [token, session] : by_token_) free_memory(*session);
   for (const auto& [id, session] : sessions_) {
-    session->mapping.reset();
+    free_memory(*session);
     drop_socket(*session);
   }
 }
@@ -63,7 +71,10 @@ shm::Description ShmTransport::describe(const shm::Session& session, Description
           .session = session.id,
           .pid = static_cast<std::int32_t>(::getpid()),
           .slot_bytes = session.layout.slot_bytes,
-          .num_slots = session.layout.num_slots};
+          .num_slots = session.layout.num_slots,
+          .process = shm::process_identity(),
+          .on_device = session.on_device,
+          .device = session.offered};
 }
 
 Status ShmTransport::add_session(SessionPtr session) {
@@ -80,20 +91,24 @@ Result<Bytes> ShmTransport::open_landing(const SessionId& session, std::size_t s
   if (!layout.ok()) return layout.status();
   auto opened = std::make_shared<shm::Session>(session, Role::kLanding, layout.value());
   KVPUSH_TRY(add_session(opened));
-  Result<shm::Segment> segment = shm::create_segment(layout.value(), session, call_budget_us_);
+  if (device_) offer_device(*opened);
+  // Slots that are not used take no memory.
+  const shm::Extent extent = opened->on_device ? shm::Extent::kRings : shm::Extent::kAll;
+  Result<shm::Segment> segment = shm::create_segment(layout.value(), session, extent, call_budget_us_);
   if (!segment.ok()) {
     sessions_.erase(session);
     return segment.status();
   }
   opened->memfd = std::move(segment.value().memfd);
   opened->attach(std::move(segment.value().mapping));
+  opened->slots = opened->on_device ? opened->device.data() : opened->mapping.slots();
   return encode(describe(*opened, DescriptionKind::kOffer));
 }
 
 Region ShmTransport::landing(const SessionId& session) {
   const SessionPtr found = find(session);
   if (!found || found->role != Role::kLanding) return {};
-  return {found->mapping.slots(), found->layout.slot_bytes * found->layout.num_slots};
+  return {found->slots, found->layout.slot_bytes * found->layout.num_slots};
 }
 
 Result<Bytes> ShmTransport::accept(const SessionId& session, ByteView description, std::size_t slot_bytes,
@@ -102,9 +117,10 @@ Result<Bytes> ShmTransport::accept(const SessionId& session, ByteView descriptio
   if (!layout.ok()) return layout.status();
   auto accepted = std::make_shared<shm::Session>(session, Role::kSource, layout.value());
   const shm::Description expected = describe(*accepted, DescriptionKind::kOffer);
-  if (Result<shm::Description> peer = decode_matching(description, expected); !peer.ok())
-    return peer.status();
+  Result<shm::Description> peer = decode_matching(description, expected);
+  if (!peer.ok()) return peer.status();
   KVPUSH_TRY(add_session(accepted));
+  accepted->on_device = take_device(*accepted, peer.value());
   return encode(describe(*accepted, DescriptionKind::kAnswer));
 }
 
@@ -116,6 +132,7 @@ Status ShmTransport::connect(const SessionId& session, ByteView description) {
   }
   Result<shm::Description> peer = decode_matching(description, describe(*found, DescriptionKind::kAnswer));
   if (!peer.ok()) return peer.status();
+  KVPUSH_TRY(settle_landing(*found, peer.value().on_device));
   Result<shm::Fd> socket = shm::connect_to(peer.value().engine, call_budget_us_);
   if (!socket.ok()) return socket.status();
   const std::uint64_t token = next_token_++;
@@ -127,14 +144,15 @@ Status ShmTransport::connect(const SessionId& session, ByteView description) {
   found->token = token;
   found->phase = Phase::kOpen;
   by_token_.emplace(token, found);
+  if (found->on_device) ++counters_.device_sessions;
   return {};
 }
 
 Region ShmTransport::slot_memory(const SessionId& session, std::uint32_t slot) {
   const SessionPtr found = find(session);
-  if (!found || found->role != Role::kSource || !found->mapping.ok() || slot >= found->layout.num_slots)
+  if (!found || found->role != Role::kSource || found->slots == nullptr || slot >= found->layout.num_slots)
     return {};
-  return {found->mapping.slots() + slot * found->layout.slot_bytes, found->layout.slot_bytes};
+  return {found->slots + slot * found->layout.slot_bytes, found->layout.slot_bytes};
 }
 
 Result<Region> ShmTransport::allocate_staging(std::size_t size_bytes) {
@@ -207,7 +225,7 @@ void ShmTransport::close_session(const SessionId& session) {
   if (!found || found->phase == Phase::kClosed) return;
   found->phase = Phase::kClosed;
   if (found->role == Role::kSource) {
-    found->mapping.reset();
+    free_memory(*found);
     drop_socket(*found);
     sessions_.erase(session);
     return;
@@ -232,13 +250,17 @@ bool ShmTransport::landing_quiet(const SessionId& session) {
 void ShmTransport::release_landing(const SessionId& session) {
   const SessionPtr found = find(session);
   if (!found || found->role != Role::kLanding || found->phase != Phase::kClosed) return;
-  found->mapping.reset();
-  drop_socket(*found);
+  // A peer that has device memory open must close it first: the socket then tells, and frees the session.
+  if (landing_quiet(session) || !found->on_device) {
+    free_memory(*found);
+    drop_socket(*found);
+  }
   sessions_.erase(session);
 }
 
-Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us) {
-  Result<std::unique_ptr<ShmTransport>> made = ShmTransport::make(self, call_budget_us);
+Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us,
+                                                      std::shared_ptr<const CudaDevice> device) {
+  Result<std::unique_ptr<ShmTransport>> made = ShmTransport::make(self, call_budget_us, std::move(device));
   if (!made.ok()) return made.status();
   return std::unique_ptr<Transport>(std::move(made).value());
 }

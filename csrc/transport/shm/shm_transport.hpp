@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "shim/cuda_device.hpp"
 #include "transport/shm/description.hpp"
 #include "transport/shm/fd.hpp"
 #include "transport/shm/session.hpp"
@@ -23,17 +24,26 @@ namespace kvpush {
 /// - Slot i lies at i * slot_bytes; slot 0 is aligned to 4096, so all are where slot_bytes is a multiple.
 /// - release_landing() is safe at any time: the pages serve no other session. Until the landing is quiet the
 ///   peer merely keeps them allocated.
+/// - With a `device`, slots are where its kernels reach them. D offers device memory; P takes it when its own
+///   device can open it, and then slot_memory() and landing() are addresses of that device. Otherwise the
+///   slots are in the segment, which every side with a device pins for it. A post follows a pack whose event
+///   has completed, so what the kernel wrote is at D before its notice, also in another GPU's memory.
+/// - Device memory that the peer may have open is freed once the landing is quiet, however early
+///   release_landing() comes; the destructor leaves it to the process's end.
 /// - A process that forks without exec after connecting delays the news of its death until the child ends.
 /// Progress thread only.
 class ShmTransport final : public Transport {
  public:
-  /// What has been refused at the socket. Counts since construction.
+  /// Counts since construction.
   struct Counters {
-    std::uint64_t dropped_connections = 0;
+    std::uint64_t dropped_connections = 0;  ///< refused at the socket
+    std::uint64_t device_sessions = 0;      ///< opened with their slots in device memory
   };
 
+  /// `device` is where this engine's cache is; null: in host memory.
   /// Errors: Transport (no /proc, no descriptors, the incarnation's name is taken).
-  static Result<std::unique_ptr<ShmTransport>> make(const Incarnation& self, TimeUs call_budget_us);
+  static Result<std::unique_ptr<ShmTransport>> make(const Incarnation& self, TimeUs call_budget_us,
+                                                    std::shared_ptr<const CudaDevice> device = nullptr);
   ~ShmTransport() override;
 
   [[nodiscard]] std::string_view name() const override { return "shm"; }
@@ -64,7 +74,8 @@ class ShmTransport final : public Transport {
  private:
   using SessionPtr = std::shared_ptr<shm::Session>;
 
-  ShmTransport(const Incarnation& self, TimeUs call_budget_us, std::string host);
+  ShmTransport(const Incarnation& self, TimeUs call_budget_us, std::shared_ptr<const CudaDevice> device,
+               std::string host);
   Status start();
 
   [[nodiscard]] SessionPtr find(const SessionId& session) const;
@@ -72,6 +83,14 @@ class ShmTransport final : public Transport {
   Status add_session(SessionPtr session);
   Sent push(shm::Session& session, shm::RecordKind kind, ByteView payload);
   void lose(shm::Session& session, std::string reason);
+
+  // Where the slots are (slots.cpp).
+  void offer_device(shm::Session& session) const;
+  [[nodiscard]] bool take_device(shm::Session& session, const shm::Description& offer) const;
+  Status settle_landing(shm::Session& session, bool on_device);
+  Status settle_source(shm::Session& session);
+  Status pin_segment(shm::Session& session) const;
+  void free_memory(shm::Session& session);
 
   // Socket events.
   Status watch(const shm::Fd& socket, std::uint64_t token);
@@ -89,6 +108,7 @@ class ShmTransport final : public Transport {
 
   const Incarnation self_;
   const TimeUs call_budget_us_;
+  const std::shared_ptr<const CudaDevice> device_;
   const std::string host_;
   shm::Fd listener_;
   shm::Fd epoll_;
@@ -108,6 +128,7 @@ class ShmTransport final : public Transport {
 
 /// A shared-memory transport listening under `self`. No call waits longer than `call_budget_us`.
 /// Errors: as ShmTransport::make.
-Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us);
+Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us,
+                                                      std::shared_ptr<const CudaDevice> device = nullptr);
 
 }  // namespace kvpush
