@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "base/log.hpp"
@@ -34,9 +33,13 @@ void Core::probe(const SessionId& id, Session& session) {
   if (session.probe_lease.data == nullptr) {
     const auto taken = leases_.take();
     if (!taken) return;
-    session.probe_lease = *taken;
     // It may hold another peer's KV. The post is the next turn's, whose clock starts after this.
-    std::memset(taken->data, 0, probe_bytes(session));
+    if (const Status cleared = transport_.clear_staging({taken->data, probe_bytes(session)}); !cleared.ok()) {
+      leases_.give_back(*taken);
+      session.probes_left = 0;
+      return log(LogLevel::kWarning, "session " + to_string(id) + " is not measured: " + cleared.message());
+    }
+    session.probe_lease = *taken;
     progressed_ = true;
     return;
   }

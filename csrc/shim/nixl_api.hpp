@@ -35,6 +35,7 @@ struct NixlRequestObject;
 struct NixlNotifMapObject;
 
 inline constexpr int kNixlDram = 0;
+inline constexpr int kNixlVram = 1;
 inline constexpr int kNixlWrite = 1;
 
 /// Arguments of nixlAgentConfig. Passed by address: the layout is the C struct's.

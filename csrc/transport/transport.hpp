@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,7 +51,8 @@ struct Capabilities {
   std::size_t max_message_bytes = 0;
 };
 
-/// Registered memory. Owned by the transport, valid until released.
+/// Registered memory. Owned by the transport, valid until released. Of a transport that was made for a GPU it
+/// is memory that the GPU's kernels reach, and possibly only they: whoever is not a packer leaves it alone.
 struct Region {
   std::byte* data = nullptr;
   std::size_t size_bytes = 0;
@@ -87,6 +89,11 @@ class Transport {
   /// P, without mapped slots: registered staging memory for leases. Exhausted when there is none.
   virtual Result<Region> allocate_staging(std::size_t size_bytes) = 0;
   virtual void release_staging(Region region) = 0;
+  /// P: zeroes staging memory, or the front of it. Errors: Transport.
+  virtual Status clear_staging(Region region) {
+    std::memset(region.data, 0, region.size_bytes);
+    return {};
+  }
 
   /// P: writes `source` to the start of `slot`, then delivers `notice`. kYes means that exactly one
   /// on_completed(ticket) will come. With mapped slots `source` is empty: the data is there already.

@@ -131,8 +131,10 @@ void nixl_description(Folder out) {
   description.process = {"00000000-0000-4000-8000-000000000000", 4026531836, 4026531834, 42, 1000};
   description.connection = text(64);
   out.add("p", encode(description));
-  description.landing = {0x7f0000000000, 1U << 20U, 8, text(40)};
+  description.landing = {0x7f0000000000, 1U << 20U, 8, {}, text(40)};
   out.add("d", encode(description));
+  description.landing.place = {kNixlVram, 3};
+  out.add("d_on_device", encode(description));
   description.process = {};
   out.add("d_of_nobody", encode(description));
 }

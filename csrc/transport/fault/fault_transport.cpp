@@ -50,6 +50,7 @@ class FaultTransport final : public Transport, private TransportSink {
     return inner_->allocate_staging(size_bytes);
   }
   void release_staging(Region region) override { inner_->release_staging(region); }
+  Status clear_staging(Region region) override { return inner_->clear_staging(region); }
   [[nodiscard]] int wait_fd() const override { return inner_->wait_fd(); }
   [[nodiscard]] bool landing_quiet(const SessionId& session) override {
     return inner_->landing_quiet(session);

@@ -27,8 +27,9 @@ Bytes take_blob(void* data, std::size_t size) {
 }  // namespace
 
 Result<std::unique_ptr<NixlAgent>> NixlAgent::create(std::shared_ptr<const NixlApi> api, std::string name,
-                                                     const std::vector<std::string>& backends) {
-  std::unique_ptr<NixlAgent> agent(new NixlAgent(std::move(api), std::move(name)));
+                                                     const std::vector<std::string>& backends,
+                                                     std::shared_ptr<const CudaDevice> device) {
+  std::unique_ptr<NixlAgent> agent(new NixlAgent(std::move(api), std::move(name), std::move(device)));
   Status started;
   {
     const std::lock_guard lock(life_mutex());
@@ -38,15 +39,20 @@ Result<std::unique_ptr<NixlAgent>> NixlAgent::create(std::shared_ptr<const NixlA
   return agent;
 }
 
-NixlAgent::NixlAgent(std::shared_ptr<const NixlApi> api, std::string name)
-    : api_(std::move(api)), name_(std::move(name)) {}
+NixlAgent::NixlAgent(std::shared_ptr<const NixlApi> api, std::string name,
+                     std::shared_ptr<const CudaDevice> device)
+    : api_(std::move(api)), name_(std::move(name)), device_(std::move(device)) {
+  if (device_) place_ = {kNixlVram, static_cast<std::uint32_t>(device_->index())};
+}
 
 NixlAgent::~NixlAgent() {
   const std::lock_guard lock(life_mutex());
+  const Scope scope(device_);
   if (agent_ != nullptr && !leaked_) api_->destroy_agent(agent_);
 }
 
 Status NixlAgent::start(const std::vector<std::string>& backends) {
+  const Scope scope(device_);
   const NixlAgentConfig config;
   if (const NixlCode code = api_->create_configured_agent(name_.c_str(), &config, &agent_); code != kNixlOk) {
     agent_ = nullptr;
@@ -55,13 +61,16 @@ Status NixlAgent::start(const std::vector<std::string>& backends) {
   for (const std::string& backend : backends) KVPUSH_TRY(add_backend(backend));
 
   NixlXferListObject* local = nullptr;
-  NixlXferListObject* remote = nullptr;
   NixlOptArgsObject* args = nullptr;
   NixlNotifMapObject* map = nullptr;
-  NixlCode code = api_->create_xfer_dlist(kNixlDram, &local);
+  NixlCode code = api_->create_xfer_dlist(place_.type, &local);
   if (code == kNixlOk) local_ = own<NixlXferListObject, &NixlApi::destroy_xfer_dlist>(local);
-  if (code == kNixlOk) code = api_->create_xfer_dlist(kNixlDram, &remote);
-  if (code == kNixlOk) remote_ = own<NixlXferListObject, &NixlApi::destroy_xfer_dlist>(remote);
+  for (const int type : {kNixlDram, kNixlVram}) {
+    NixlXferListObject* remote = nullptr;
+    if (code == kNixlOk) code = api_->create_xfer_dlist(type, &remote);
+    if (code == kNixlOk)
+      remote_[static_cast<std::size_t>(type)] = own<NixlXferListObject, &NixlApi::destroy_xfer_dlist>(remote);
+  }
   if (code == kNixlOk) code = api_->create_opt_args(&args);
   if (code == kNixlOk) write_args_ = own<NixlOptArgsObject, &NixlApi::destroy_opt_args>(args);
   if (code == kNixlOk) code = api_->create_notif_map(&map);
@@ -96,11 +105,11 @@ Status NixlAgent::add_backend(const std::string& backend) {
 
 Result<NixlAgent::RegList> NixlAgent::list_of(Region region) const {
   NixlRegListObject* list = nullptr;
-  NixlCode code = api_->create_reg_dlist(kNixlDram, &list);
+  NixlCode code = api_->create_reg_dlist(place_.type, &list);
   if (code != kNixlOk) return failed("create_reg_dlist", code);
   RegList owner = own<NixlRegListObject, &NixlApi::destroy_reg_dlist>(list);
-  code = api_->reg_dlist_add_desc(list, reinterpret_cast<std::uintptr_t>(region.data), region.size_bytes, 0,
-                                  nullptr, 0);
+  code = api_->reg_dlist_add_desc(list, reinterpret_cast<std::uintptr_t>(region.data), region.size_bytes,
+                                  place_.device, nullptr, 0);
   if (code != kNixlOk) return failed("reg_dlist_add_desc", code);
   return owner;
 }
@@ -108,14 +117,21 @@ Result<NixlAgent::RegList> NixlAgent::list_of(Region region) const {
 Status NixlAgent::register_memory(Region region) {
   auto list = list_of(region);
   if (!list.ok()) return list.status();
+  const Scope scope(device_);
   const NixlCode code = api_->register_mem(agent_, list.value().get(), nullptr);
   if (code == kNixlOk) return {};
-  return failed("register_mem of " + std::to_string(region.size_bytes) + " bytes", code);
+  const std::string what = "register_mem of " + std::to_string(region.size_bytes) + " bytes";
+  if (!device_) return failed(what, code);
+  return failed(what + " on GPU " + std::to_string(place_.device) +
+                    ", which needs a NIXL and drivers with GPU support: set nixl_device_memory "
+                    "(KVPUSH_NIXL_DEVICE_MEMORY) to false for pinned host memory",
+                code);
 }
 
 Status NixlAgent::deregister_memory(Region region) {
   auto list = list_of(region);
   if (!list.ok()) return list.status();
+  const Scope scope(device_);
   const NixlCode code = api_->deregister_mem(agent_, list.value().get(), nullptr);
   return code == kNixlOk ? Status() : failed("deregister_mem", code);
 }
@@ -155,17 +171,22 @@ NixlCode NixlAgent::notify(const std::string& agent, ByteView payload) {
 }
 
 Result<NixlRequestObject*> NixlAgent::create_write(const std::string& agent, ByteView source,
-                                                   std::uint64_t destination, ByteView payload) {
+                                                   std::uint64_t destination,
+                                                   NixlMemoryPlace destination_place, ByteView payload) {
+  const Scope scope(device_);
   const auto source_address = reinterpret_cast<std::uintptr_t>(source.data());
+  NixlXferListObject* const remote = remote_[static_cast<std::size_t>(destination_place.type)].get();
   NixlRequestObject* request = nullptr;
   NixlCode code = api_->xfer_dlist_clear(local_.get());
-  if (code == kNixlOk) code = api_->xfer_dlist_clear(remote_.get());
-  if (code == kNixlOk) code = api_->xfer_dlist_add_desc(local_.get(), source_address, source.size(), 0);
-  if (code == kNixlOk) code = api_->xfer_dlist_add_desc(remote_.get(), destination, source.size(), 0);
+  if (code == kNixlOk) code = api_->xfer_dlist_clear(remote);
+  if (code == kNixlOk)
+    code = api_->xfer_dlist_add_desc(local_.get(), source_address, source.size(), place_.device);
+  if (code == kNixlOk)
+    code = api_->xfer_dlist_add_desc(remote, destination, source.size(), destination_place.device);
   if (code == kNixlOk) code = api_->opt_args_set_notif_msg(write_args_.get(), payload.data(), payload.size());
   if (code == kNixlOk) code = api_->opt_args_set_has_notif(write_args_.get(), true);
   if (code == kNixlOk) {
-    code = api_->create_xfer_req(agent_, kNixlWrite, local_.get(), remote_.get(), agent.c_str(), &request,
+    code = api_->create_xfer_req(agent_, kNixlWrite, local_.get(), remote, agent.c_str(), &request,
                                  write_args_.get());
   }
   if (code != kNixlOk) return failed("create_xfer_req", code);
@@ -177,6 +198,7 @@ void NixlAgent::release(NixlRequestObject* request) noexcept {
 }
 
 std::size_t NixlAgent::fetch_notifications() {
+  const Scope scope(device_);
   api_->notif_map_clear(arrived_.get());
   std::size_t num_agents = 0;
   if (api_->get_notifs(agent_, arrived_.get(), nullptr) != kNixlOk) return 0;

@@ -7,7 +7,7 @@ namespace kvpush {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c58494e;  // "NIXL"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 constexpr std::size_t kMaxMetadataBytes = std::size_t{256} << 10U;
 constexpr std::size_t kMaxBackendsBytes = 256;
 
@@ -33,8 +33,14 @@ Status refused(const std::string& why) {
 }
 
 Status check_landing(const NixlLandingInfo& landing) {
+  const NixlMemoryPlace& place = landing.place;
+  if (place.type != kNixlVram && (place.type != kNixlDram || place.device != 0)) {
+    return refused("memory of type " + std::to_string(place.type) + ", device " +
+                   std::to_string(place.device));
+  }
   if (landing.base_address == 0) {
-    const bool empty = landing.slot_bytes == 0 && landing.num_slots == 0 && landing.access.empty();
+    const bool empty = place.type == kNixlDram && landing.slot_bytes == 0 && landing.num_slots == 0 &&
+                       landing.access.empty();
     return empty ? Status() : refused("a landing without an address");
   }
   if (landing.slot_bytes == 0 || landing.num_slots == 0 || landing.access.empty()) {
@@ -67,6 +73,8 @@ Bytes encode(const NixlDescription& description) {
   out.put(description.landing.base_address);
   out.put(description.landing.slot_bytes);
   out.put(description.landing.num_slots);
+  out.put(static_cast<std::uint8_t>(description.landing.place.type));
+  out.put(description.landing.place.device);
   out.put_blob(description.landing.access);
   out.put(fnv1a(out.bytes()));
   return std::move(out).take();
@@ -88,6 +96,8 @@ Result<NixlDescription> decode_nixl_description(ByteView bytes) {
   result.landing.base_address = in.get<std::uint64_t>();
   result.landing.slot_bytes = in.get<std::uint64_t>();
   result.landing.num_slots = in.get<std::uint32_t>();
+  result.landing.place.type = in.get<std::uint8_t>();
+  result.landing.place.device = in.get<std::uint32_t>();
   result.landing.access = get_metadata(in);
   const auto checksum = in.get<std::uint64_t>();
   if (!in.done()) return refused("truncated or overlong (" + std::to_string(bytes.size()) + " bytes)");

@@ -7,6 +7,7 @@
 #include "base/bytes.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
+#include "transport/nixl/agent.hpp"
 #include "transport/nixl/process_identity.hpp"
 
 namespace kvpush {
@@ -16,6 +17,7 @@ struct NixlLandingInfo {
   std::uint64_t base_address = 0;
   std::uint64_t slot_bytes = 0;
   std::uint32_t num_slots = 0;
+  NixlMemoryPlace place{};
   Bytes access;  ///< NIXL's partial metadata: reaches this landing and nothing else
 };
 

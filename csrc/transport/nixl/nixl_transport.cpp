@@ -38,7 +38,7 @@ Sent NixlTransport::post(const SessionId& session, TicketId ticket, ByteView sou
     return sent;
   }
   const std::uint64_t destination = to.remote.base_address + slot * to.remote.slot_bytes;
-  auto request = agent_->create_write(to.agent, source, destination, payload);
+  auto request = agent_->create_write(to.agent, source, destination, to.remote.place, payload);
   if (!request.ok()) {
     if (!agent_->knows(to.agent)) {
       lose_all_of(to.agent, request.status().message());
@@ -223,10 +223,15 @@ Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& option
   if (options.backends.empty() || options.max_posts_per_session == 0) {
     return Status(Code::kInvalidArgument, "nixl: name at least one backend, and allow at least one post");
   }
+  if (options.device_slots && !options.device) {
+    return Status(Code::kInvalidArgument,
+                  "nixl_device_memory (KVPUSH_NIXL_DEVICE_MEMORY) is set and this "
+                  "engine's cache is in host memory: set it to false");
+  }
   auto api = load_nixl_api(options.library_path);
   if (!api.ok()) return api.status();
-  auto agent =
-      NixlAgent::create(std::move(api).value(), nixl_agent_name(options.incarnation), options.backends);
+  auto agent = NixlAgent::create(std::move(api).value(), nixl_agent_name(options.incarnation),
+                                 options.backends, options.device_slots ? options.device : nullptr);
   if (!agent.ok()) return agent.status();
   return std::unique_ptr<Transport>(std::make_unique<NixlTransport>(options, std::move(agent).value()));
 }

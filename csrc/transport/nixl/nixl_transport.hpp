@@ -9,6 +9,7 @@
 
 #include "base/ids.hpp"
 #include "base/status.hpp"
+#include "shim/cuda_device.hpp"
 #include "transport/transport.hpp"
 
 namespace kvpush {
@@ -28,12 +29,14 @@ struct NixlOptions {
   std::vector<std::string> backends = {"UCX"};
   std::uint32_t max_posts_per_session = 64;  ///< above this many unfinished ones post() answers kAgain
   std::shared_ptr<NixlCounters> counters;    ///< optional
+  std::shared_ptr<const CudaDevice> device;  ///< where this engine's cache is; null: in host memory
+  bool device_slots = false;                 ///< with a device: staging and landings in its memory
 };
 
-/// One agent, on host memory. It cannot wait (poll it), cannot revoke a peer's access, and moves data
-/// only while both sides poll.
-/// Errors: those of load_nixl_api(); Unsupported for a backend that is not there; Transport.
-/// Waits:  some 100 ms for the backends to probe devices.
+/// One agent, on host memory, which is pinned for the device if there is one, or on device memory. It cannot
+/// wait (poll it), cannot revoke a peer's access, and moves data only while both sides poll. Errors: those of
+/// load_nixl_api(); InvalidArgument (device_slots without a device); Unsupported for a backend that is not
+/// there; Transport. Waits:  some 100 ms for the backends to probe devices.
 Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& options);
 
 }  // namespace kvpush

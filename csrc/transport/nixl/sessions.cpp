@@ -33,6 +33,7 @@ NixlTransport::NixlTransport(const NixlOptions& options, std::unique_ptr<NixlAge
     : incarnation_(options.incarnation),
       backends_(join(options.backends)),
       max_posts_(options.max_posts_per_session),
+      device_(options.device),
       counters_(options.counters ? options.counters : std::make_shared<NixlCounters>()),
       process_(this_process()),
       agent_(std::move(agent)),
@@ -65,6 +66,11 @@ NixlTransport::~NixlTransport() {
   agent_.reset();
 }
 
+Result<NixlMemory> NixlTransport::allocate(std::size_t size_bytes) const {
+  const bool on_device = agent_->place().type == kNixlVram;
+  return on_device ? NixlMemory::allocate(size_bytes, device_) : NixlMemory::map(size_bytes, device_);
+}
+
 Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t slot_bytes,
                                           std::uint32_t num_slots) {
   if (is_known(session)) return invalid(session, "it exists");
@@ -72,7 +78,7 @@ Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t 
     return invalid(session, "a landing of " + std::to_string(num_slots) + " slots of " +
                                 std::to_string(slot_bytes) + " bytes");
   }
-  auto memory = NixlMemory::map(slot_bytes * num_slots);
+  auto memory = allocate(slot_bytes * num_slots);
   if (!memory.ok()) return memory.status();
   const Region region = memory.value().region();
   KVPUSH_TRY(agent_->register_memory(region));
@@ -85,6 +91,7 @@ Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t 
   return describe(session, {.base_address = reinterpret_cast<std::uintptr_t>(region.data),
                             .slot_bytes = slot_bytes,
                             .num_slots = num_slots,
+                            .place = agent_->place(),
                             .access = std::move(access).value()});
 }
 
@@ -143,7 +150,7 @@ Status NixlTransport::connect(const SessionId& session, ByteView description) {
 }
 
 Result<Region> NixlTransport::allocate_staging(std::size_t size_bytes) {
-  auto memory = NixlMemory::map(size_bytes);
+  auto memory = allocate(size_bytes);
   if (!memory.ok()) return memory.status();
   const Region region = memory.value().region();
   KVPUSH_TRY(agent_->register_memory(region));
@@ -159,6 +166,14 @@ void NixlTransport::release_staging(Region region) {
   // Unmapping registered pages would leave a key to whatever is mapped there next.
   if (!agent_->deregister_memory(found->region()).ok()) found->leak();
   staging_.erase(found);
+}
+
+Status NixlTransport::clear_staging(Region region) {
+  const auto found = std::find_if(staging_.begin(), staging_.end(), [&](const NixlMemory& memory) {
+    return memory.region().data == region.data;
+  });
+  if (found == staging_.end()) return {Code::kTransport, "nixl: not staging memory"};
+  return found->clear(region.size_bytes);
 }
 
 void NixlTransport::close_session(const SessionId& session) {

@@ -76,6 +76,7 @@ class NixlTransport final : public Transport {
   }
   Result<Region> allocate_staging(std::size_t size_bytes) override;
   void release_staging(Region region) override;
+  Status clear_staging(Region region) override;
 
   Sent post(const SessionId& session, TicketId ticket, ByteView source, std::uint32_t slot,
             ByteView notice) override;
@@ -97,6 +98,7 @@ class NixlTransport final : public Transport {
     kQuiet = 4,   ///< the same, and it writes no more: its posts have ended
   };
 
+  [[nodiscard]] Result<NixlMemory> allocate(std::size_t size_bytes) const;
   [[nodiscard]] bool is_known(const SessionId& session) const;
   [[nodiscard]] Bytes describe(const SessionId& session, NixlLandingInfo landing) const;
   Result<NixlDescription> understand(const SessionId& session, ByteView description) const;
@@ -116,6 +118,7 @@ class NixlTransport final : public Transport {
   const Incarnation incarnation_;
   const std::string backends_;
   const std::size_t max_posts_;
+  const std::shared_ptr<const CudaDevice> device_;
   const std::shared_ptr<NixlCounters> counters_;
   const ProcessIdentity process_;
   std::unique_ptr<NixlAgent> agent_;
