@@ -110,11 +110,13 @@ Result<CudaIpcHandle> DeviceMemory::share() const {
 Status DeviceMemory::clear(std::size_t size_bytes) const {
   const CudaDriver& cuda = device_->driver();
   const CudaScope scope(*device_);
-  KVPUSH_TRY(cuda.check(cuda.memset(pointer_to(data_), 0, size_bytes), "cuMemsetD8"));
-  // The call above returns early. A copy from pageable memory waits for its stream first.
-  // Source: CUDA Driver API, API synchronization behavior.
-  const std::byte zero{};
-  return cuda.check(cuda.memcpy_to_device(pointer_to(data_), &zero, 1), "cuMemcpyHtoD");
+  CudaStream stream = nullptr;
+  KVPUSH_TRY(
+      cuda.check(cuda.stream_create(&stream, kCudaStreamNonBlocking, 0), "cuStreamCreateWithPriority"));
+  Status status = cuda.check(cuda.memset_async(pointer_to(data_), 0, size_bytes, stream), "cuMemsetD8Async");
+  if (status.ok()) status = cuda.check(cuda.stream_synchronize(stream), "cuStreamSynchronize");
+  (void)cuda.stream_destroy(stream);
+  return status;
 }
 
 void DeviceMemory::leak() noexcept {

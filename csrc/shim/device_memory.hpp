@@ -52,8 +52,8 @@ class DeviceMemory {
 
   /// What another process imports allocated memory with. Errors: Transport.
   [[nodiscard]] Result<CudaIpcHandle> share() const;
-  /// Zeroes the first `size_bytes` of allocated memory, and returns when they are. It waits for what runs on
-  /// the context's default stream. Errors: Transport.
+  /// Zeroes the first `size_bytes` of allocated memory, and returns when they are. It waits for nothing else
+  /// that runs on the device. Errors: Transport.
   [[nodiscard]] Status clear(std::size_t size_bytes) const;
 
   void reset() noexcept;
