@@ -1,12 +1,14 @@
 // What Python describes, as the core's own types; and the parts that a configuration names.
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.hpp"
 #include "pack/cpu/cpu_packer.hpp"
+#include "shim/cuda_device.hpp"
 #include "transport/fault/fault_transport.hpp"
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
@@ -23,19 +25,21 @@ T get(const py::dict& description, const char* field) {
 /// a transport is named.
 constexpr const char* kAutoTransport = "shm";
 
+/// `device` is where the engine's cache is; null: in host memory.
 Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const Incarnation& incarnation,
-                                                  const py::dict& description) {
+                                                  const py::dict& description,
+                                                  std::shared_ptr<const CudaDevice> device = nullptr) {
   if (name == "shm") {
     const auto budget = get<TimeUs>(description, "peer_timeout_us") / 10;
-    Result<std::unique_ptr<ShmTransport>> made = ShmTransport::make(incarnation, budget);
-    if (!made.ok()) return made.status();
-    return std::unique_ptr<Transport>(std::move(made).value());
+    return make_shm_transport(incarnation, budget, std::move(device));
   }
   if (name == "nixl") {
     NixlOptions options;
     options.incarnation = incarnation;
     options.library_path = get<std::string>(description, "nixl_library");
     options.backends = get<std::vector<std::string>>(description, "nixl_backends");
+    options.device = std::move(device);
+    options.device_slots = get<bool>(description, "nixl_device_memory");
     if (options.library_path.empty()) {
       return Status(Code::kUnsupported,
                     "transport 'nixl' needs NIXL's library: pip install 'kvpush[nixl]', or set nixl_library "
@@ -137,6 +141,7 @@ py::dict transports(const std::string& nixl_library) {
     description["peer_timeout_us"] = 1'000'000;
     description["nixl_library"] = nixl_library;
     description["nixl_backends"] = std::vector<std::string>{"UCX"};
+    description["nixl_device_memory"] = false;
     const auto made = make_transport(name, incarnation, description);
     found[name] = made.ok() ? std::string() : made.status().message();
   }

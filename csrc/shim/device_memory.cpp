@@ -48,8 +48,8 @@ Result<DeviceMemory> DeviceMemory::allocate(std::shared_ptr<const CudaDevice> de
   if (!status.ok()) {
     return Status(status.code(), std::to_string(rounded) + " bytes on " + name_of(*device) + ": " +
                                      status.message() +
-                                     "; leave more of its memory free, or set a smaller "
-                                     "landing_bytes");
+                                     "; leave more of its memory free, or set a smaller num_slots or "
+                                     "slot_bytes");
   }
   return DeviceMemory(std::move(device), Kind::kAllocated, bytes_at(pointer), rounded);
 }
@@ -69,13 +69,14 @@ Result<DeviceMemory> DeviceMemory::pin(std::shared_ptr<const CudaDevice> device,
                                        std::size_t size_bytes, TimeUs budget_us) {
   const CudaDriver& cuda = device->driver();
   const std::string what = std::to_string(size_bytes) + " bytes of host memory for " + name_of(*device);
-  const CudaScope scope(*device);
   const TimeUs start = monotonic_us();
   DeviceMemory pinned(std::move(device), Kind::kPinned, data, 0);
+  const CudaScope scope(*pinned.device_);
   while (pinned.size_ < size_bytes) {
     if (pinned.size_ != 0 && monotonic_us() - start > budget_us) {
       return Status(Code::kExhausted, "pinned " + std::to_string(pinned.size_) + " of " + what + " in " +
-                                          std::to_string(budget_us) + " us: set a smaller landing_bytes");
+                                          std::to_string(budget_us) +
+                                          " us: set a smaller num_slots or slot_bytes");
     }
     std::byte* const at = data + pinned.size_;
     const std::size_t step = std::min(kPinStepBytes, size_bytes - pinned.size_);
@@ -84,7 +85,8 @@ Result<DeviceMemory> DeviceMemory::pin(std::shared_ptr<const CudaDevice> device,
     if (const Status status = cuda.check(code, "cuMemHostRegister"); !status.ok()) {
       return Status(status.code(),
                     "cannot pin " + what + ": " + status.message() +
-                        "; the host needs that much free memory, or set a smaller landing_bytes");
+                        "; the host needs that much free memory, or set a smaller num_slots or "
+                        "slot_bytes");
     }
     pinned.size_ += step;
   }

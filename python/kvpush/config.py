@@ -89,6 +89,9 @@ class Config:
         Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
     nixl_backends : tuple of str
         NIXL backends, in order of preference; in the environment separated by commas.
+    nixl_device_memory : bool
+        With a cache on a GPU: staging and landings of transport ``nixl`` are in its memory, which NIXL and
+        the drivers must support, not in pinned host memory. In the environment 0 or 1.
     secret : str
         Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
@@ -122,6 +125,7 @@ class Config:
     pack_threads: int = 0
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
+    nixl_device_memory: bool = False
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +145,8 @@ class Config:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
+        if not isinstance(self.nixl_device_memory, bool):
+            raise InvalidArgument(f"nixl_device_memory={self.nixl_device_memory!r}: expected True or False")
         check_secret(self.secret)
         if self.slot_bytes * self.num_slots > self.landing_bytes:
             raise InvalidArgument(
@@ -262,6 +268,10 @@ def _number(name: str, value: Any, integral: bool) -> float:
 
 def _parse(variable: str, text: str, default: Any) -> Any:
     """Return the text of an environment variable as the type of the field's default."""
+    if isinstance(default, bool):
+        if text.lower() not in ("0", "1", "false", "true"):
+            raise InvalidArgument(f"{variable}={text!r}: expected 0 or 1")
+        return text.lower() in ("1", "true")
     try:
         if isinstance(default, int):
             return int(text, 0)

@@ -74,7 +74,7 @@ TEST(no_memory_says_how_much_was_asked_of_which_gpu) {
   CHECK(status.code() == Code::kExhausted);
   CHECK(contains(status, std::to_string(kBlockBytes)));
   CHECK(contains(status, device->name()));
-  CHECK(contains(status, "landing_bytes"));
+  CHECK(contains(status, "num_slots"));
 }
 
 TEST(a_handle_of_this_process_is_refused_as_by_the_real_driver) {

@@ -21,7 +21,7 @@ def test_defaults_are_valid_and_frozen():
 
 
 def test_every_numeric_field_has_limits():
-    numeric = {name for name, field in FIELDS.items() if isinstance(field.default, int | float)}
+    numeric = {name for name, field in FIELDS.items() if type(field.default) in (int, float)}
     assert numeric == set(config_module._LIMITS)
 
 
@@ -60,6 +60,8 @@ def test_integers_of_other_types_are_taken():
         ("nixl_backends", ("",)),
         ("nixl_backends", (1,)),
         ("nixl_library", 3),
+        ("nixl_device_memory", 1),
+        ("nixl_device_memory", "true"),
     ],
 )
 def test_text_fields_are_checked(name, bad):
@@ -78,6 +80,7 @@ def test_each_field_has_an_environment_variable():
         "transport": ("nixl", "nixl"),
         "nixl_library": ("/lib/x.so", "/lib/x.so"),
         "nixl_backends": ("UCX, LIBFABRIC", ("UCX", "LIBFABRIC")),
+        "nixl_device_memory": ("1", True),
         "slot_bytes": ("0x100", 256),
         "secret": ("correct horse battery", "correct horse battery"),
     }
@@ -101,7 +104,13 @@ def test_the_process_environment_is_the_default(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("NUM_SLOTS", "eight"), ("PEER_TIMEOUT_S", "10s"), ("NUM_SLOTS", "1.5")]
+    ("name", "text"),
+    [
+        ("NUM_SLOTS", "eight"),
+        ("PEER_TIMEOUT_S", "10s"),
+        ("NUM_SLOTS", "1.5"),
+        ("NIXL_DEVICE_MEMORY", "yes"),
+    ],
 )
 def test_an_unreadable_variable_is_named(name, text):
     with pytest.raises(InvalidArgument, match=f"KVPUSH_{name}='{text}'"):
@@ -118,7 +127,7 @@ def test_core_gets_microseconds():
     assert core["peer_timeout_us"] == 250_000
     assert core["close_timeout_us"] == 0
     assert core["pairing_timeout_us"] == 60_000_000
-    assert all(type(value) in (int, str, list) for value in core.values())
+    assert all(type(value) in (bool, int, str, list) for value in core.values())
     assert core.pop("min_link_bytes_per_s") == 500_000_000
     assert {name.removesuffix("_us").removesuffix("_s") for name in core} == {
         name.removesuffix("_s") for name in FIELDS if name not in ("secret", "min_link_gb_per_s")
