@@ -1,4 +1,4 @@
-#include "cuda/play_copy.hpp"
+#include "play_copy.hpp"
 
 #include <cstring>
 
