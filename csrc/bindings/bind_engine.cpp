@@ -91,14 +91,6 @@ SessionId session_from(const std::string& peer) {
   return session;
 }
 
-void no_events(const std::optional<std::uint64_t>& after) {
-  if (after && *after != 0) {
-    raise(
-        {Code::kUnsupported, "after=" + std::to_string(*after) +
-                                 ": this engine's cache is in host memory, which has no events; pass None"});
-  }
-}
-
 protocol::Destination destination_from(const py::iterable& blocks,
                                        const std::optional<std::vector<std::uint32_t>>& first) {
   protocol::Destination destination;
@@ -179,11 +171,12 @@ std::unique_ptr<Receive> start_receive(const EnginePtr& engine, const SessionId&
                                        const py::iterable& blocks,
                                        const std::optional<std::vector<std::uint32_t>>& first,
                                        const std::optional<std::uint64_t>& after) {
-  no_events(after);
   protocol::Destination destination = destination_from(blocks, first);
   Bytes digest_bytes = bytes_from(digest);
-  const auto [handle, transfer] = check(unlocked(
-      [&] { return engine->receive(session, claim, key, std::move(digest_bytes), std::move(destination)); }));
+  const auto [handle, transfer] = check(unlocked([&] {
+    return engine->receive(session, claim, key, std::move(digest_bytes), std::move(destination),
+                           after.value_or(0));
+  }));
   return std::make_unique<Receive>(engine, handle, transfer, key);
 }
 
@@ -239,14 +232,17 @@ Dropped before finish() it is aborted. Thread-safe. After the event every call d
       .def(
           "advance",
           [](Push& self, const py::iterable& blocks, const std::optional<std::uint64_t>& after) {
-            no_events(after);
             BlockIds ids = blocks_from(blocks);
-            check(unlocked([&] { return self.engine->advance(self.handle, std::move(ids)); }));
+            check(unlocked(
+                [&] { return self.engine->advance(self.handle, std::move(ids), after.value_or(0)); }));
           },
           py::arg("blocks"), py::arg("after") = py::none(), R"(These blocks, next in order, hold finished KV.
 
-blocks: per group, the block ids of its next positions; -1 is a hole. after: handle of a CUDA event behind
-which they are ready; None on host memory. Errors: InvalidArgument (id out of range, wrong number of groups).)")
+blocks: per group, the block ids of its next positions; -1 is a hole. after: handle of a CUDA event (torch:
+event.cuda_event) that was recorded behind the kernels that write them; None if they are written already. What it
+stands for is taken down at the call: it may be recorded anew or destroyed afterwards. Later calls of this push
+keep their order behind it. Never waits. Errors: InvalidArgument (id out of range, wrong number of groups),
+Unsupported (an event, but the cache is in host memory), TransportError (CUDA refuses it).)")
       .def(
           "retract",
           [](Push& self) {
@@ -256,8 +252,8 @@ which they are ready; None on host memory. Errors: InvalidArgument (id out of ra
           },
           R"(Takes back what is not packed yet, before its blocks are overwritten.
 
-Waits for running packs only. Returns, per group, the position at which the next advance() goes on. A push
-that was finished is open again: there is more to come.)")
+Waits for running packs only, never for an event: what waits for one is forgotten. Returns, per group, the
+position at which the next advance() goes on. A push that was finished is open again: there is more to come.)")
       .def(
           "finish",
           [](Push& self) {
@@ -403,9 +399,11 @@ A claim has no event of its own: one that P or a lost session ended shows when i
           py::arg("first") = py::none(), py::arg("after") = py::none(),
           R"(D: wants this key's KV in these blocks.
 
-blocks[g][i] is where position first[g] + i of group g goes; -1 is not wanted. Until the event the blocks are
-the engine's. Errors: InvalidArgument (id out of range, given twice, or in another open receive), QueueFull,
-PeerLost (the session has ended); one that ends later shows as a 'failed' event.)")
+blocks[g][i] is where position first[g] + i of group g goes; -1 is not wanted. Until its event in poll() the
+blocks are the engine's. after: handle of a CUDA event, as in Push.advance(): nothing is written before what it
+stands for at the call (kernels that still read these blocks); P is told at once that the key is wanted. Errors:
+InvalidArgument (id out of range, given twice, or in another open receive), QueueFull, PeerLost (the session has
+ended; one that ends later shows as a 'failed' event), Unsupported, TransportError (of after).)")
       .def(
           "evict",
           [](Engine& self, std::uint32_t count) { check(unlocked([&] { return self.evict(count); })); },

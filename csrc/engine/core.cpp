@@ -59,6 +59,7 @@ Core::Core(const Cache& cache, const CoreConfig& config, Transport& transport, P
       leases_(transport, slot_bytes_for(cache, config), config.num_leases),
       sender_(cache, config.timeouts, config.max_claims),
       receiver_(cache, config.timeouts),
+      gate_(sender_, receiver_, packer),
       now_(now),
       last_turn_(now),
       moved_at_(now - kBusyAfterBoxUs) {
@@ -405,6 +406,7 @@ bool Core::turn(TimeUs now) {
       if (!session.heard) session.opened_at = now;
     }
   }
+  progressed_ |= gate_.let_pass(now, actions_);
   transport_.poll(*this);
   carry_out();
   finish_packs();
@@ -439,7 +441,12 @@ bool Core::busy(TimeUs now) const {
 }
 
 bool Core::open() const {
-  return sender_.num_pushes() != 0 || receiver_.num_transfers() != 0;
+  return sender_.num_pushes() != 0 || receiver_.num_transfers() != 0 || fenced();
+}
+
+bool Core::copies_unseen() const {
+  return packer_.wait_fd() < 0 &&
+         std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second.local_work != 0; });
 }
 
 Stats Core::stats() const {

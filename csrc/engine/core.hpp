@@ -13,6 +13,7 @@
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "cache/cache.hpp"
+#include "engine/gate.hpp"
 #include "engine/handshake.hpp"
 #include "engine/leases.hpp"
 #include "engine/stats.hpp"
@@ -62,6 +63,8 @@ class Core final : private TransportSink {
   // --- the two halves; their actions go to actions() and are carried out by the next turn
   protocol::Sender& sender() { return sender_; }
   protocol::Receiver& receiver() { return receiver_; }
+  /// In front of both: their calls that a fence may hold back.
+  Gate& gate() { return gate_; }
   protocol::Actions& actions() { return actions_; }
 
   /// Does all that can be done now. Returns whether it did anything.
@@ -75,8 +78,12 @@ class Core final : private TransportSink {
   [[nodiscard]] TimeUs moved_at() const { return moved_at_; }
   /// A post, pack or unpack is under way, or a box came within the last 2 ms: look again at once.
   [[nodiscard]] bool busy(TimeUs now) const;
-  /// A push, claim or receive is open.
+  /// A push, claim or receive is open, or a call waits for its fence.
   [[nodiscard]] bool open() const;
+  /// A call waits for its fence: no descriptor tells of it.
+  [[nodiscard]] bool fenced() const { return !gate_.empty(); }
+  /// The packer has a job of whose end no descriptor tells.
+  [[nodiscard]] bool copies_unseen() const;
   /// Nothing of this engine runs or is owed by the transport.
   [[nodiscard]] bool quiet() const { return work_.empty(); }
 
@@ -187,6 +194,7 @@ class Core final : private TransportSink {
   Leases leases_;
   protocol::Sender sender_;
   protocol::Receiver receiver_;
+  Gate gate_;
   protocol::Actions actions_;
   std::vector<protocol::Event> events_;
   std::map<SessionId, Session> sessions_;

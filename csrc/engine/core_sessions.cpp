@@ -240,6 +240,7 @@ void Core::shut_down(TimeUs now) {
     if (session.state == State::kOpen && session.heard) say_bye(id, session);
     close(id, FailCode::kEngineClosed, "the engine was closed");
   }
+  gate_.close(now, actions_);
   carry_out();
 }
 
@@ -269,6 +270,7 @@ void Core::close(const SessionId& id, FailCode code, std::string reason) {
   if (session.role == Role::kPushes) {
     sender_.close_session(id, code, now_, actions_);
   } else if (was_open) {
+    gate_.close_session(id, now_, actions_);
     receiver_.close_session(id, code, actions_);
   }
   if (was_open) ++stats_.sessions_ended;

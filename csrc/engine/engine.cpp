@@ -11,6 +11,8 @@ namespace {
 // How often to look where the transport can only be polled (docs/threading.md).
 constexpr TimeUs kPollOpenUs = 1000;
 constexpr TimeUs kPollIdleUs = 20000;
+// Fences wait for forwards, which take milliseconds.
+constexpr TimeUs kPollFenceUs = 50;
 // How long to look on for the next box where the transport could wake us: a wake-up takes as long as a box.
 constexpr TimeUs kSpinUs = 200;
 // Where goodbyes leave only while somebody polls.
@@ -127,10 +129,16 @@ Result<HandleId> Engine::push(const std::string& key, Bytes digest) {
   return handle;
 }
 
-Status Engine::advance(HandleId push, BlockIds ids) {
+Status Engine::advance(HandleId push, BlockIds ids, std::uint64_t after) {
+  if (forked()) return closed_status();
   KVPUSH_TRY(registry_.check_ids(ids));
-  return submit([push, ids = std::move(ids)](Core& core, TimeUs now) {
-    core.sender().advance(push, ids, now, core.actions());
+  const std::lock_guard lock(mutex_);
+  // Until it is closing, the packer is there.
+  if (closing_) return closed_status();
+  const Result<FenceId> fence = parts_.packer->capture(after);
+  if (!fence.ok()) return fence.status();
+  return submit_locked([push, ids = std::move(ids), fence = fence.value()](Core& core, TimeUs now) {
+    core.gate().advance(push, ids, fence, now, core.actions());
   });
 }
 
@@ -139,7 +147,7 @@ Result<std::vector<std::uint32_t>> Engine::retract(HandleId push) {
   auto promise = std::make_shared<std::promise<Reply>>();
   std::future<Reply> reply = promise->get_future();
   KVPUSH_TRY(submit([this, promise, push](Core& core, TimeUs) {
-    core.sender().fence(push);
+    core.gate().retract(push);
     pending_.emplace_back([promise, push](Core& quiet_core) {
       if (!quiet_core.sender().quiescent(push)) return false;
       promise->set_value(quiet_core.sender().resume(push));
@@ -154,12 +162,12 @@ Result<std::vector<std::uint32_t>> Engine::retract(HandleId push) {
 }
 
 Status Engine::finish(HandleId push) {
-  return submit([push](Core& core, TimeUs now) { core.sender().finish(push, now, core.actions()); });
+  return submit([push](Core& core, TimeUs now) { core.gate().finish(push, now, core.actions()); });
 }
 
 Status Engine::abort(HandleId push, std::string reason) {
   return submit([push, reason = std::move(reason)](Core& core, TimeUs now) {
-    core.sender().abort(push, FailCode::kAborted, reason, now, core.actions());
+    core.gate().abort(push, reason, now, core.actions());
   });
 }
 
@@ -184,7 +192,8 @@ Result<TransferId> Engine::expect(const SessionId& session, const std::string& k
 
 Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session, TransferId claim,
                                                         const std::string& key, Bytes digest,
-                                                        protocol::Destination destination) {
+                                                        protocol::Destination destination,
+                                                        std::uint64_t after) {
   if (forked()) return closed_status();
   KVPUSH_TRY(check_key(key, &digest));
   if (destination.first.size() != destination.blocks.size()) {
@@ -215,12 +224,18 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
     if (claimed) (void)registry_.add_claim(claim);
     return status;
   }
+  const Result<FenceId> fence = parts_.packer->capture(after);
+  if (!fence.ok()) {
+    registry_.remove(handle);
+    if (claimed) (void)registry_.add_claim(claim);
+    return fence.status();
+  }
   ++next_handle_;
   const TransferId transfer = claim != 0 ? claim : next_transfer_++;
-  KVPUSH_TRY(submit_locked(
-      [=, digest = std::move(digest), destination = std::move(destination)](Core& core, TimeUs now) {
-        core.receiver().receive(session, transfer, handle, key, digest, destination, now, core.actions());
-      }));
+  KVPUSH_TRY(submit_locked([=, digest = std::move(digest), destination = std::move(destination),
+                            fence = fence.value()](Core& core, TimeUs now) {
+    core.gate().receive(session, transfer, handle, key, digest, destination, fence, now, core.actions());
+  }));
   return std::pair(handle, transfer);
 }
 
@@ -228,7 +243,8 @@ Status Engine::cancel(TransferId transfer) {
   if (forked()) return closed_status();
   const std::lock_guard lock(mutex_);
   registry_.remove_claim(transfer);
-  return submit_locked([transfer](Core& core, TimeUs) { core.receiver().cancel(transfer, core.actions()); });
+  return submit_locked(
+      [transfer](Core& core, TimeUs now) { core.gate().cancel(transfer, now, core.actions()); });
 }
 
 Result<std::vector<protocol::Event>> Engine::poll(TimeUs timeout_us) {
@@ -311,6 +327,11 @@ void Engine::run() {
 
 void Engine::wait(TimeUs now, TimeUs deadline) {
   TimeUs timeout = std::clamp(std::min(core_->next_deadline(), deadline) - now, TimeUs{0}, kLongestWaitUs);
+  if (core_->copies_unseen()) {
+    std::this_thread::yield();
+    return;
+  }
+  if (core_->fenced()) timeout = std::min(timeout, kPollFenceUs);
   Transport& transport = *parts_.transport;
   const int fd = transport.wait_fd();
   if (fd < 0) {

@@ -54,18 +54,22 @@ class Engine {
   Status disconnect(const SessionId& session);
 
   Result<HandleId> push(const std::string& key, Bytes digest);
-  Status advance(HandleId push, BlockIds ids);
-  /// Waits for running packs only. Per group, the position at which the next advance goes on.
+  /// `after` is the handle of a CUDA event behind which the blocks hold their KV, or 0. What it stands for is
+  /// taken down before this returns. Unsupported where the cache's memory knows no events.
+  Status advance(HandleId push, BlockIds ids, std::uint64_t after = 0);
+  /// Waits for running packs only, never for an event. Per group, the position at which the next advance goes
+  /// on.
   Result<std::vector<std::uint32_t>> retract(HandleId push);
   Status finish(HandleId push);
   Status abort(HandleId push, std::string reason);
   Status evict(std::uint32_t count);
 
   Result<TransferId> expect(const SessionId& session, const std::string& key);
-  /// `claim` is expect()'s transfer, or 0.
+  /// `claim` is expect()'s transfer, or 0. Nothing is written before what `after` stands for, as in
+  /// advance().
   Result<std::pair<HandleId, TransferId>> receive(const SessionId& session, TransferId claim,
                                                   const std::string& key, Bytes digest,
-                                                  protocol::Destination destination);
+                                                  protocol::Destination destination, std::uint64_t after = 0);
   Status cancel(TransferId transfer);
 
   /// Events so far; waits up to `timeout_us` for the first. After close() the rest, then Closed.

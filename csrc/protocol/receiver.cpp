@@ -243,6 +243,12 @@ bool Receiver::busy(const SessionId& session) const {
                      [&](const auto& entry) { return entry.second.session == session; });
 }
 
+std::optional<TransferId> Receiver::last_transfer(const SessionId& session) const {
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return std::nullopt;
+  return found->second.last_transfer;
+}
+
 void Receiver::fail(TransferId transfer, FailCode code, std::string detail, bool tell, Actions& out) {
   const auto found = transfers_.find(transfer);
   if (found == transfers_.end()) return;

@@ -55,6 +55,8 @@ class Receiver {
   [[nodiscard]] std::size_t num_transfers() const { return transfers_.size(); }
   /// Whether a transfer of this session is open.
   [[nodiscard]] bool busy(const SessionId& session) const;
+  /// The largest id that this session has used, 0 at first; nothing when it is not open.
+  [[nodiscard]] std::optional<TransferId> last_transfer(const SessionId& session) const;
 
  private:
   struct Transfer {

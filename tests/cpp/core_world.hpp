@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "engine/core.hpp"
 #include "fake_net.hpp"
+#include "fenced_packer.hpp"
 #include "pack/cpu/cpu_packer.hpp"
 
 namespace kvpush::fake {
@@ -79,9 +80,11 @@ class Node {
       cache.groups.push_back(std::move(group));
     }
     if (lazy) {
-      packer = std::make_unique<LazyPacker>(cache, net);
+      auto made = std::make_unique<LazyPacker>(cache, net);
+      lazy_packer = made.get();
+      packer = std::make_unique<FencedPacker>(std::move(made));
     } else {
-      packer = make_cpu_packer(cache, 0);
+      packer = std::make_unique<FencedPacker>(make_cpu_packer(cache, 0));
     }
     static_cast<Uuid&>(incarnation) = random_uuid();
     core = std::make_unique<Core>(cache, config, end, *packer, incarnation, now);
@@ -137,11 +140,11 @@ class Node {
     core->sender().push(next_handle, key, digest(prompt), now, core->actions());
     return next_handle++;
   }
-  void advance(HandleId handle, const BlockTable& ids) {
-    core->sender().advance(handle, ids, now, core->actions());
+  void advance(HandleId handle, const BlockTable& ids, std::uint64_t after = 0) {
+    core->gate().advance(handle, ids, packer->capture(after).value(), now, core->actions());
   }
-  void finish(HandleId handle) { core->sender().finish(handle, now, core->actions()); }
-  void abort(HandleId handle) { core->sender().abort(handle, FailCode::kAborted, "", now, core->actions()); }
+  void finish(HandleId handle) { core->gate().finish(handle, now, core->actions()); }
+  void abort(HandleId handle) { core->gate().abort(handle, "", now, core->actions()); }
   TransferId expect(const SessionId& session, const std::string& key) {
     core->receiver().expect(session, next_transfer, key, now, core->actions());
     return next_transfer++;
@@ -149,14 +152,15 @@ class Node {
   /// claim 0: a new one. The handle, and the transfer.
   std::pair<HandleId, TransferId> receive(const SessionId& session, const std::string& key,
                                           std::uint64_t prompt, const BlockTable& to,
-                                          std::vector<std::uint32_t> first = {}, TransferId claim = 0) {
+                                          std::vector<std::uint32_t> first = {}, TransferId claim = 0,
+                                          std::uint64_t after = 0) {
     first.resize(to.size());
     const TransferId transfer = claim != 0 ? claim : next_transfer++;
-    core->receiver().receive(session, transfer, next_handle, key, digest(prompt), {to, std::move(first)}, now,
-                             core->actions());
+    core->gate().receive(session, transfer, next_handle, key, digest(prompt), {to, std::move(first)},
+                         packer->capture(after).value(), now, core->actions());
     return {next_handle++, transfer};
   }
-  void cancel(TransferId transfer) { core->receiver().cancel(transfer, core->actions()); }
+  void cancel(TransferId transfer) { core->gate().cancel(transfer, now, core->actions()); }
 
   bool turn(TimeUs at) {
     now = at;
@@ -184,7 +188,8 @@ class Node {
   Cache cache;
   std::vector<std::unique_ptr<Bytes>> memory;
   End end;
-  std::unique_ptr<Packer> packer;
+  std::unique_ptr<FencedPacker> packer;
+  LazyPacker* lazy_packer = nullptr;  ///< within it, if lazy
   Incarnation incarnation;
   std::unique_ptr<Core> core;
   HandleId next_handle = 1;

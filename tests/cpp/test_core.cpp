@@ -247,7 +247,7 @@ TEST(peers_do_not_wait_for_each_other) {
   Node& p = world.add(shapes);
   const SessionId to1 = world.connect(d1, p);
   const SessionId to2 = world.connect(d2, p);
-  static_cast<LazyPacker&>(*d2.packer).held = true;
+  d2.lazy_packer->held = true;
   std::vector<std::int32_t> ids(100);
   std::iota(ids.begin(), ids.end(), 0);
   for (const char* key : {"1", "2"}) {

@@ -11,6 +11,7 @@
 
 #include "check.hpp"
 #include "engine/engine.hpp"
+#include "fenced_packer.hpp"
 #include "pack/cpu/cpu_packer.hpp"
 #include "transport/shm/shm_transport.hpp"
 
@@ -25,6 +26,7 @@ constexpr TimeUs kLongUs = 20'000'000;  // no test waits that long unless it has
 
 struct Worker {
   std::vector<Bytes> memory;
+  fake::FencedPacker* packer = nullptr;  ///< the engine's, until it closes
   std::unique_ptr<Engine> engine;
   std::map<HandleId, std::vector<protocol::Event>> ends;
   std::size_t num_lost = 0;
@@ -43,7 +45,9 @@ struct Worker {
     auto transport = make_shm_transport(parts.incarnation, 1'000'000);
     if (!transport.ok()) SKIP(transport.status().message());
     parts.transport = std::move(transport).value();
-    parts.packer = make_cpu_packer(*cache, num_threads);
+    auto made_packer = std::make_unique<fake::FencedPacker>(make_cpu_packer(*cache, num_threads));
+    packer = made_packer.get();
+    parts.packer = std::move(made_packer);
     auto made = Engine::create(std::move(cache), config, std::move(parts));
     CHECK(made.ok());
     engine = std::move(made).value();
@@ -307,4 +311,70 @@ TEST(a_peer_that_closes_is_noticed) {
   if (!CHECK(d.collect(1))) return;
   const FailCode code = d.ends.begin()->second[0].status;
   CHECK(code == FailCode::kPeerClosed || code == FailCode::kPeerLost);
+}
+
+TEST(calls_wait_for_their_events_and_the_thread_looks_by_itself) {
+  Worker d;
+  Worker p;
+  const SessionId session = connect(d, p);
+  const auto push = p.engine->push("k", digest());
+  CHECK(p.engine->advance(push.value(), {{1, 2}}, 5).ok());
+  CHECK(p.engine->finish(push.value()).ok());
+  const auto receive = d.engine->receive(session, 0, "k", digest(), {{{8, 9}}, {0}}, 6);
+  CHECK(receive.ok());
+  CHECK_EQ(p.engine->stats().value().boxes_sent, 0U);
+  p.write(1, 11);
+  p.write(2, 12);
+  d.packer->pass(6);
+  p.packer->pass(5);
+  CHECK(d.collect(1));
+  CHECK(p.collect(1));
+  CHECK(d.holds(8, 11) && d.holds(9, 12));
+  CHECK_EQ(d.ends.begin()->second[0].kind, protocol::Event::Kind::kReceived);
+}
+
+TEST(a_refused_event_leaves_nothing_half_done) {
+  EngineConfig config;
+  config.max_open_transfers = 1;
+  Worker d(config);
+  Worker p;
+  const SessionId session = connect(d, p);
+  const auto claim = d.engine->expect(session, "k");
+  CHECK(claim.ok());
+  d.packer->fails = p.packer->fails = true;
+  const auto refused = d.engine->receive(session, claim.value(), "k", digest(), {{{8}}, {0}}, 6);
+  CHECK_EQ(refused.status().code(), Code::kTransport);
+  const auto push = p.engine->push("k", digest());
+  CHECK_EQ(p.engine->advance(push.value(), {{1}}, 5).code(), Code::kTransport);
+  d.packer->fails = p.packer->fails = false;
+  // The claim is open still, its block is free, and the push has no position too many.
+  CHECK_EQ(d.engine->expect(session, "other").status().code(), Code::kQueueFull);
+  CHECK(d.engine->receive(session, claim.value(), "k", digest(), {{{8}}, {0}}).ok());
+  p.write(2, 12);
+  CHECK(p.engine->advance(push.value(), {{2}}).ok());
+  CHECK(p.engine->finish(push.value()).ok());
+  CHECK(d.collect(1));
+  CHECK(d.holds(8, 12));
+}
+
+TEST(retract_and_close_wait_for_no_event) {
+  Worker d;
+  Worker p;
+  const SessionId session = connect(d, p);
+  const auto push = p.engine->push("k", digest());
+  CHECK(p.engine->advance(push.value(), {{1, 2}}, 5).ok());
+  const auto positions = p.engine->retract(push.value());
+  CHECK(positions.ok() && positions.value() == std::vector<std::uint32_t>{0});
+  CHECK_EQ(p.packer->num_fences(), 0U);
+  CHECK(p.engine->advance(push.value(), {{3, 4}}, 5).ok());
+  CHECK(d.engine->receive(session, 0, "k", digest(), {{{8, 9}}, {0}}, 6).ok());
+  p.engine->close();
+  d.engine->close();
+  p.collect_rest();
+  d.collect_rest();
+  CHECK_EQ(p.ends.size(), 1U);
+  CHECK_EQ(d.ends.size(), 1U);
+  CHECK_EQ(p.ends.begin()->second.size(), 1U);
+  CHECK_EQ(d.ends.begin()->second.size(), 1U);
+  CHECK_EQ(p.engine->advance(push.value(), {{1}}, 5).code(), Code::kClosed);
 }
