@@ -107,15 +107,12 @@ class SmallWorld final : public SimWorld {
       case Kind::kCancel:
         who = 0;
         if (receives_.empty()) {
-          node(0).core->receiver().cancel(claims_[0].transfer, node(0).core->actions());
+          node(0).core->gate().cancel(claims_[0].transfer, net_.now, node(0).core->actions());
         } else {
           cancel(receives_[0]);
         }
         break;
-      case Kind::kAbort:
-        node(1).core->sender().abort(pushes_[0].handle, FailCode::kAborted, "", net_.now,
-                                     node(1).core->actions());
-        break;
+      case Kind::kAbort: abort(pushes_[0]); break;
       case Kind::kRetract: retract(pushes_[0]); break;
       case Kind::kEvict: node(1).core->sender().evict(1, net_.now, node(1).core->actions()); break;
       case Kind::kBye:

@@ -14,7 +14,7 @@ class Mutant(NamedTuple):
 SENDER, RECEIVER = "csrc/protocol/sender.cpp", "csrc/protocol/receiver.cpp"
 LINK, CURSOR = "csrc/protocol/link.cpp", "csrc/protocol/cursor.cpp"
 CORE, SESSIONS = "csrc/engine/core.cpp", "csrc/engine/core_sessions.cpp"
-PROBE = "csrc/engine/core_probe.cpp"
+PROBE, GATE = "csrc/engine/core_probe.cpp", "csrc/engine/gate.cpp"
 SUM, ROWS = "csrc/pack/checksum.cpp", "csrc/pack/cpu/row_walk.hpp"
 
 # The first ones are the subset of CI: each another mechanism.
@@ -407,5 +407,33 @@ MUTANTS = [
         "  if (--session.probes_left != 0 && !session.free_slots.empty()) {",
         "  if (--session.probes_left != 0) {",
         "a session without credits holds a lease between two probes",
+    ),
+    Mutant(
+        "advance_before_its_fence",
+        GATE,
+        "  } else if (passed(after)) {\n    sender_.advance(",
+        "  } else if (drop(after), true) {\n    sender_.advance(",
+        "blocks are packed before the forward has written them",
+    ),
+    Mutant(
+        "finish_overtakes",
+        GATE,
+        "    held->second.push_back({0, true, {}});\n",
+        "    sender_.finish(push, now, out);\n",
+        "finish() does not wait for the advance() before it",
+    ),
+    Mutant(
+        "retract_keeps_held",
+        GATE,
+        "  forget(push);\n  sender_.fence(push);",
+        "  sender_.fence(push);",
+        "what waited for its forward is advanced after a retract",
+    ),
+    Mutant(
+        "held_receive_unclaimed",
+        GATE,
+        "  if (transfer > *last) receiver_.expect(session, transfer, key, now, out);\n",
+        "",
+        "P takes a receive that waited for an old one",
     ),
 ]

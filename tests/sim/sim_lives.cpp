@@ -41,6 +41,8 @@ class RandomLife final : public SimWorld {
       pack_fails_ = maybe(0.15, 0.01);
     }
     num_keys_ = kind == WorldKind::kRetry ? 2 : 1000;
+    // By the seed, as in SimWorld().
+    fences_ = seed % 16 == 2 || seed % 16 == 4 || seed % 16 == 9 || seed % 16 == 12 || seed % 32 == 13;
     for (std::uint64_t n = 2 + luck.below(3); n > 0; --n) add_node();
   }
 
@@ -114,9 +116,7 @@ class RandomLife final : public SimWorld {
     switch (what) {
       case 0:
         return with_push([this](Push& push) {
-          if (!dice().chance(0.3)) return;
-          node(push.node).core->sender().abort(push.handle, FailCode::kAborted, "by its caller", net_.now,
-                                               node(push.node).core->actions());
+          if (dice().chance(0.3)) abort(push);
         });
       case 1:
         if (!receives_.empty()) cancel(receives_[dice().below(receives_.size())]);
@@ -124,8 +124,8 @@ class RandomLife final : public SimWorld {
       case 4:
         if (claims_.empty()) return;
         node(claims_.back().node)
-            .core->receiver()
-            .cancel(claims_.back().transfer, node(claims_.back().node).core->actions());
+            .core->gate()
+            .cancel(claims_.back().transfer, net_.now, node(claims_.back().node).core->actions());
         claims_.pop_back();
         return;
       case 5:
@@ -335,6 +335,7 @@ class RandomLife final : public SimWorld {
       if (receive.node == n) receive.open = false, receive.ended_at = -1;
     }
     std::erase_if(claims_, [n](const Claim& claim) { return claim.node == n; });
+    std::erase_if(forwards_, [n](const Forward& forward) { return forward.node == n; });
     std::erase_if(links_, [n](const Link& link) { return link.d == n || link.p == n; });
     dead_.push_back(std::move(nodes_[n]));
     dead_.back()->core.reset();

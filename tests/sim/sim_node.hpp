@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,7 +39,8 @@ struct GroupShape {
 
 constexpr std::byte kFree{0xEE};  ///< what nobody owns holds this
 
-enum class Owner : std::uint8_t { kNobody, kPush, kFenced, kReceive };
+/// kAwaited: handed out, but the forward that writes or still reads it has not ended.
+enum class Owner : std::uint8_t { kNobody, kPush, kFenced, kReceive, kAwaited };
 
 class SimNode {
  public:
@@ -63,12 +65,29 @@ class SimNode {
       });
       for (PackDone& one : std::exchange(done_, {})) done.push_back(std::move(one));
     }
+    bool passed(FenceId fence) override {
+      require(fences_.contains(fence), "a fence was asked for that is gone");
+      if (!fences_[fence]) return false;
+      fences_.erase(fence);
+      return true;
+    }
+    void drop(FenceId fence) override {
+      require(fences_.erase(fence) == 1, "a fence was dropped that is gone");
+    }
+    FenceId new_fence() {
+      fences_[++last_fence_] = false;
+      return last_fence_;
+    }
+    void happen(FenceId fence) {
+      if (holds(fence)) fences_[fence] = true;
+    }
+    [[nodiscard]] bool holds(FenceId fence) const { return fences_.contains(fence); }
     [[nodiscard]] bool uses(std::size_t group, std::int32_t block) const {
       return std::any_of(jobs_.begin(), jobs_.end(), [&](const PackJob& job) {
         return job.box.group == group && std::ranges::find(job.block_ids, block) != job.block_ids.end();
       });
     }
-    [[nodiscard]] bool idle() const { return jobs_.empty() && done_.empty(); }
+    [[nodiscard]] bool idle() const { return jobs_.empty() && done_.empty() && fences_.empty(); }
 
     double lazy = 0;  ///< chance of a job to wait for another poll
     double fails = 0;
@@ -89,8 +108,8 @@ class SimNode {
                 "a job has no such block");
         const Owner who = node_.owner[job.box.group][static_cast<std::size_t>(block)];
         require(packing ? who == Owner::kPush || who == Owner::kFenced : who == Owner::kReceive,
-                packing ? "a pack read a block that no open push holds"
-                        : "an unpack wrote a block that no open receive holds");
+                packing ? "a pack read a block that no open push holds, or before it was written"
+                        : "an unpack wrote a block that no open receive holds, or before its fence");
       }
       if (node_.end->capabilities().mapped_slots && packing) node_.net.check_mapped(*node_.end, job.dense);
       if (!packing) node_.net.check_slot(*node_.end, job.dense, packed_bytes(node_.cache, job.box));
@@ -101,6 +120,8 @@ class SimNode {
     Dice& dice_;
     std::vector<PackJob> jobs_;
     std::vector<PackDone> done_;
+    std::map<FenceId, bool> fences_;  ///< whether it has happened
+    FenceId last_fence_ = 0;
   };
 
   SimNode(SimNet& the_net, const std::vector<GroupShape>& shapes, std::int64_t rank, const CoreConfig& config)

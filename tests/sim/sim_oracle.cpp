@@ -41,6 +41,8 @@ void SimWorld::took(std::size_t n, const protocol::Event& event) {
     require(found->open, "a second event of push " + found->key);
     require(event.kind != Kind::kReceived, "a push was received");
     require(event.kind != Kind::kSent || found->finished, "sent came before finish()");
+    const bool waits = forget_forwards(n, event.handle);
+    require(event.kind != Kind::kSent || !waits, "sent came before the forward had ended");
     found->open = false;
     found->end = name;
     found->ended_at = net_.now;
@@ -56,6 +58,7 @@ void SimWorld::took(std::size_t n, const protocol::Event& event) {
   require(event.kind != Kind::kSent, "a receive was sent");
   require(!lossless_ || event.kind == Kind::kReceived || found->cancelled || net_.lied(found->session),
           "a receive failed without cause: " + name + ": " + event.detail);
+  require(!forget_forwards(n, event.handle), "a receive has ended and waits for a forward");
   found->open = false;
   found->end = name;
   found->ended_at = net_.now;
@@ -93,7 +96,7 @@ void SimWorld::settle() {
     one->packer->held = false;
   }
   for (const Claim& claim : claims_) {
-    node(claim.node).core->receiver().cancel(claim.transfer, node(claim.node).core->actions());
+    node(claim.node).core->gate().cancel(claim.transfer, net_.now, node(claim.node).core->actions());
   }
   claims_.clear();
   note("settling");

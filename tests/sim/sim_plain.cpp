@@ -104,7 +104,7 @@ class Unclaimed final : public SimWorld {
     receive(0, session, "no push", 6, sizes, 0, false);
     receive(0, session, "other digest", 4, sizes, 0, true);
     for (int i = 0; i < 10; ++i) idle();
-    node(0).core->receiver().cancel(early.transfer, node(0).core->actions());
+    node(0).core->gate().cancel(early.transfer, net_.now, node(0).core->actions());
     for (int i = 0; i < 5; ++i) idle();
     begin_push(1, "cancelled before its push", 5, sizes);
     for (Push& push : pushes_) {
@@ -113,7 +113,7 @@ class Unclaimed final : public SimWorld {
     }
     const TimeUs finished = net_.now;
     for (int i = 0; i < 5; ++i) idle();
-    node(0).core->receiver().cancel(dropped.transfer, node(0).core->actions());
+    node(0).core->gate().cancel(dropped.transfer, net_.now, node(0).core->actions());
     require(node(1).core->disconnect(other, net_.now).ok(), "an open session could not be ended");
     const TimeUs gone = net_.now;
     while (net_.now < finished + t.claim_us + 3000) idle();

@@ -46,6 +46,7 @@ SimWorld::SimWorld(std::uint64_t seed, WorldKind kind) : seed_(seed), kind_(kind
   lazy_ = luck.chance(0.5) ? 0.6 : 0;
   // By the seed, not by luck: the seeds of regressions.txt then mean what they meant before.
   if (seed % 16 == 7 || seed % 16 == 11 || seed % 16 == 13) config_.min_link_bytes_per_s = 1;
+  fence_luck_ = Dice(seed * 0xd1b54a32d192ed03U);
 }
 
 void SimWorld::note(const std::string& what) const {
@@ -107,25 +108,32 @@ void SimWorld::advance(Push& push, std::size_t most) {
   if (!push.open || push.finished || push.fenced) return;
   SimNode& p = node(push.node);
   BlockTable ids(shapes_.size());
+  Forward* forward = begin_forward(push.node, push.handle);
+  if (forward != nullptr) forward->writes = true, forward->content = push.content;
   for (std::size_t g = 0; g < ids.size(); ++g) {
     for (std::size_t n = most; n > 0 && push.advanced[g] < push.blocks[g].size(); --n) {
       const std::int32_t block = push.blocks[g][push.advanced[g]];
       const auto pos = static_cast<std::uint32_t>(push.advanced[g]++);
       if (block >= 0) {
-        p.write(g, block, push.content, pos);
-        p.owner[g][static_cast<std::size_t>(block)] = Owner::kPush;
+        if (forward != nullptr) {
+          forward->spots.push_back({g, block, pos});
+        } else {
+          p.write(g, block, push.content, pos);
+        }
+        p.owner[g][static_cast<std::size_t>(block)] = forward != nullptr ? Owner::kAwaited : Owner::kPush;
       }
       ids[g].push_back(block);
     }
   }
-  p.core->sender().advance(push.handle, ids, net_.now, p.core->actions());
+  p.core->gate().advance(push.handle, ids, forward != nullptr ? forward->fence : 0, net_.now,
+                         p.core->actions());
 }
 
 void SimWorld::finish(Push& push) {
   if (!push.open || push.finished || push.fenced) return;
   push.finished = true;
   push.finished_at = net_.now;
-  node(push.node).core->sender().finish(push.handle, net_.now, node(push.node).core->actions());
+  node(push.node).core->gate().finish(push.handle, net_.now, node(push.node).core->actions());
   note("finish " + push.key);
 }
 
@@ -137,8 +145,14 @@ void SimWorld::retract(Push& push) {
       if (block >= 0) node(push.node).owner[g][static_cast<std::size_t>(block)] = Owner::kFenced;
     }
   }
-  node(push.node).core->sender().fence(push.handle);
+  node(push.node).core->gate().retract(push.handle);
+  require(!forget_forwards(push.node, push.handle), "a retract waits for a forward");
   note("retract " + push.key);
+}
+
+void SimWorld::abort(Push& push) {
+  node(push.node).core->gate().abort(push.handle, "by its caller", net_.now, node(push.node).core->actions());
+  require(!forget_forwards(push.node, push.handle), "an abort waits for a forward");
 }
 
 /// The fence is over: whatever was advanced is overwritten, and computed again from where the engine says.
@@ -188,8 +202,17 @@ SimWorld::Receive& SimWorld::receive(std::size_t n, const SessionId& session, co
   // A receive of another prompt must never get this one's KV.
   if (wrong_digest) receive.prompt += 1U << 20U;
   receive.opened_at = net_.now;
-  d.core->receiver().receive(session, receive.transfer, receive.handle, key, digest(receive.prompt),
-                             {receive.blocks, receive.first}, net_.now, d.core->actions());
+  Forward* forward = begin_forward(n, receive.handle);
+  for (std::size_t g = 0; forward != nullptr && g < shapes_.size(); ++g) {
+    for (const std::int32_t block : receive.blocks[g]) {
+      if (block < 0) continue;
+      forward->spots.push_back({g, block, 0});
+      d.owner[g][static_cast<std::size_t>(block)] = Owner::kAwaited;
+    }
+  }
+  d.core->gate().receive(session, receive.transfer, receive.handle, key, digest(receive.prompt),
+                         {receive.blocks, receive.first}, forward != nullptr ? forward->fence : 0, net_.now,
+                         d.core->actions());
   note("receive " + key + " at " + std::to_string(n) + ", handle " + std::to_string(receive.handle) +
        ", transfer " + std::to_string(receive.transfer));
   receives_.push_back(std::move(receive));
@@ -199,13 +222,49 @@ SimWorld::Receive& SimWorld::receive(std::size_t n, const SessionId& session, co
 void SimWorld::cancel(Receive& receive) {
   if (!receive.open) return;
   receive.cancelled = true;
-  node(receive.node).core->receiver().cancel(receive.transfer, node(receive.node).core->actions());
+  node(receive.node).core->gate().cancel(receive.transfer, net_.now, node(receive.node).core->actions());
+  require(!forget_forwards(receive.node, receive.handle), "a cancel waits for a forward");
   note("cancel " + receive.key + " transfer " + std::to_string(receive.transfer));
+}
+
+SimWorld::Forward* SimWorld::begin_forward(std::size_t n, HandleId handle) {
+  if (!fences_ || !net_.trouble || !fence_luck_.chance(0.5)) return nullptr;
+  net_.count("wait for a forward");
+  const std::uint64_t longest = fence_luck_.chance(0.5) ? 500 : 5000;
+  const auto ends_at = net_.now + 1 + static_cast<TimeUs>(fence_luck_.below(longest));
+  forwards_.push_back({n, handle, node(n).packer->new_fence(), ends_at, false, 0, {}});
+  return &forwards_.back();
+}
+
+void SimWorld::end_forwards() {
+  std::erase_if(forwards_, [this](const Forward& forward) {
+    if (forward.ends_at > net_.now) return false;
+    SimNode& at = node(forward.node);
+    for (const Forward::Spot& spot : forward.spots) {
+      require(at.is_free(spot.group, spot.block), "a block was written before its fence");
+      if (forward.writes) at.write(spot.group, spot.block, forward.content, spot.pos);
+      at.owner[spot.group][static_cast<std::size_t>(spot.block)] =
+          forward.writes ? Owner::kPush : Owner::kReceive;
+    }
+    at.packer->happen(forward.fence);
+    return true;
+  });
+}
+
+bool SimWorld::forget_forwards(std::size_t n, HandleId handle) {
+  bool waits = false;
+  for (Forward& forward : forwards_) {
+    if (forward.node != n || forward.handle != handle) continue;
+    forward.spots.clear();
+    waits |= node(n).packer->holds(forward.fence);
+  }
+  return waits;
 }
 
 void SimWorld::step(TimeUs us) {
   ++steps_;
   net_.advance(net_.now + us);
+  end_forwards();
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
     SimNode& one = node(n);
     if (one.asleep_until > net_.now) continue;

@@ -62,6 +62,22 @@ class SimWorld {
     std::string end{};
     TimeUs ended_at = 0;
   };
+  /// Kernels that a call waits for: until they end, P's blocks hold nothing yet, and D's are not to be
+  /// written.
+  struct Forward {
+    struct Spot {
+      std::size_t group;
+      std::int32_t block;
+      std::uint32_t pos;
+    };
+    std::size_t node = 0;
+    HandleId handle = 0;  ///< of the push or receive
+    FenceId fence = 0;
+    TimeUs ends_at = 0;
+    bool writes = false;
+    std::uint64_t content = 0;
+    std::vector<Spot> spots;  ///< none once the push or receive has ended
+  };
   struct Link {
     std::size_t d = 0;
     std::size_t p = 0;
@@ -97,10 +113,16 @@ class SimWorld {
   void advance(Push& push, std::size_t most);
   void finish(Push& push);
   void retract(Push& push);
+  void abort(Push& push);
   Claim expect(std::size_t n, const SessionId& session, const std::string& key, std::uint64_t prompt);
   Receive& receive(std::size_t n, const SessionId& session, const std::string& key, std::uint64_t prompt,
                    const std::vector<std::size_t>& sizes, TransferId claim, bool wrong_digest);
   void cancel(Receive& receive);
+  /// By chance, kernels that the next call of this handle waits for; nullptr: it waits for none.
+  Forward* begin_forward(std::size_t n, HandleId handle);
+  void end_forwards();
+  /// What they were for is over. Returns whether the engine still waits for one.
+  bool forget_forwards(std::size_t n, HandleId handle);
   void step(TimeUs us);
   void step_pushes();
   void note(const std::string& what) const;
@@ -126,7 +148,10 @@ class SimWorld {
   std::vector<Push> pushes_;
   std::vector<Claim> claims_;
   std::vector<Receive> receives_;
+  std::vector<Forward> forwards_;
   std::map<std::uint64_t, std::uint64_t> attempts_;
+  bool fences_ = false;
+  Dice fence_luck_;  ///< of its own: worlds without fences roll as before
   double lazy_ = 0;
   double holes_ = 0.03;
   double partial_ = 0.4;  ///< receives that do not begin at position 0
