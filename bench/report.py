@@ -21,7 +21,7 @@ from rich.table import Table
 KEY = (
     *("kind", "arm", "transport", "ucx_tls", "block_bytes", "run_blocks", "num_layers", "total_bytes"),
     *("concurrency", "idle_ms", "threads", "requests"),
-    *("shape", "free_list", "prompt_tokens"),
+    *("shape", "free_list", "prompt_tokens", "device"),
 )
 ENVIRONMENT = ("commit", "kvpush", "nixl", "cpu", "num_cpus", "time")
 

@@ -84,10 +84,7 @@ inline constexpr int kCudaFlushToOwner = 100;
   X(cuMemHostRegister_v2, mem_host_register, CudaCode(void*, std::size_t, unsigned))                         \
   X(cuMemHostUnregister, mem_host_unregister, CudaCode(void*))                                               \
   X(cuMemHostGetDevicePointer_v2, mem_host_get_device_pointer, CudaCode(CudaPointer*, void*, unsigned))      \
-  X(cuMemcpyHtoD_v2, memcpy_to_device, CudaCode(CudaPointer, const void*, std::size_t))                      \
-  X(cuMemcpyHtoDAsync_v2, memcpy_to_device_async,                                                            \
-    CudaCode(CudaPointer, const void*, std::size_t, CudaStream))                                             \
-  X(cuMemsetD8_v2, memset, CudaCode(CudaPointer, unsigned char, std::size_t))                                \
+  X(cuMemcpyAsync, memcpy_async, CudaCode(CudaPointer, CudaPointer, std::size_t, CudaStream))                \
   X(cuMemsetD8Async, memset_async, CudaCode(CudaPointer, unsigned char, std::size_t, CudaStream))            \
   X(cuIpcGetMemHandle, ipc_get_mem_handle, CudaCode(CudaIpcHandle*, CudaPointer))                            \
   X(cuIpcOpenMemHandle_v2, ipc_open_mem_handle, CudaCode(CudaPointer*, CudaIpcHandle, unsigned))             \

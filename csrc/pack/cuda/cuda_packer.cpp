@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pack/check_job.hpp"
-#include "pack/cuda/copy_args.hpp"
+#include "pack/cuda/copy_walk.hpp"
 #include "pack/cuda/cuda_fences.hpp"
 
 namespace kvpush {
@@ -71,7 +71,7 @@ class CudaPacker final : public Packer {
     bool bulk = false;  ///< rows long enough for those kernels
   };
 
-  Status load_kernels(std::span<const std::byte> kernels);
+  Status load_kernels(std::span<const std::byte> kernels, bool bulk);
   Status upload_planes();
   Status prepare(Launch& launch, std::size_t num_ids);
   Status flush_direct_writes(const PackJob& job);
@@ -86,7 +86,7 @@ class CudaPacker final : public Packer {
 
   CudaModule module_ = nullptr;
   std::array<CudaFunction, 2> kernels_{};       // by Kind
-  std::array<CudaFunction, 2> bulk_kernels_{};  // null before compute capability 9.0
+  std::array<CudaFunction, 2> bulk_kernels_{};  // null where they are not used
   CudaStream stream_ = nullptr;
   unsigned max_blocks_ = 0;
   bool needs_flush_ = false;
@@ -121,7 +121,7 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   needs_flush_ =
       ordering < kCudaWritesOrderedForOwner && (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
 
-  KVPUSH_TRY(load_kernels(kernels));
+  KVPUSH_TRY(load_kernels(kernels, options.bulk));
   int least = 0;
   int greatest = 0;
   KVPUSH_TRY(cuda_.check(cuda_.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));
@@ -130,7 +130,7 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   return upload_planes();
 }
 
-Status CudaPacker::load_kernels(std::span<const std::byte> kernels) {
+Status CudaPacker::load_kernels(std::span<const std::byte> kernels, bool bulk) {
   if (kernels.empty()) return {Code::kInvalidArgument, "there are no copy kernels: the image is empty"};
   const CudaCode code = cuda_.module_load_data(&module_, kernels.data());
   if (code == kCudaNoBinaryForGpu) {
@@ -144,7 +144,7 @@ Status CudaPacker::load_kernels(std::span<const std::byte> kernels) {
   };
   KVPUSH_TRY(find(kernels_[0], kPackKernel));
   KVPUSH_TRY(find(kernels_[1], kUnpackKernel));
-  if (device_->compute() < 90) return {};
+  if (!bulk || device_->compute() < 90) return {};
   KVPUSH_TRY(find(bulk_kernels_[0], kPackBulkKernel));
   return find(bulk_kernels_[1], kUnpackBulkKernel);
 }
@@ -167,7 +167,7 @@ Status CudaPacker::upload_planes() {
   const std::size_t bytes = table.size() * sizeof(PlaneEntry);
   KVPUSH_TRY(cuda_.check(cuda_.mem_alloc(&table_, bytes), "cuMemAlloc"));
   KVPUSH_TRY(
-      cuda_.check(cuda_.memcpy_to_device_async(table_, table.data(), bytes, stream_), "cuMemcpyHtoDAsync"));
+      cuda_.check(cuda_.memcpy_async(table_, address_bits(table.data()), bytes, stream_), "cuMemcpyAsync"));
   return cuda_.check(cuda_.stream_synchronize(stream_), "cuStreamSynchronize");
 }
 
@@ -272,7 +272,7 @@ Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
   args.num_positions = job.box.num_positions();
   args.chunk_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));
 
-  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * kCopyThreadsPerBlock;
+  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * kCopyThreadsPerBlock * kChunksInFlight;
   const std::size_t wanted = (packed_bytes(cache_, job.box) + bytes_per_block - 1) / bytes_per_block;
   const auto num_blocks = static_cast<unsigned>(std::min<std::size_t>(wanted, max_blocks_));
   void* parameters[] = {&args};

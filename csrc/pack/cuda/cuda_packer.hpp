@@ -13,6 +13,7 @@ namespace kvpush {
 
 struct CudaPackerOptions {
   unsigned num_sms = 0;  ///< that one launch fills at most; 0: an eighth of the GPU's, at least 2
+  bool bulk = false;  ///< rows of kMinBulkRowBytes and more by bulk copies, compute capability 9.0 and newer
 };
 
 /// A packer whose cache and dense forms are memory that `device` reaches: its own, another's that was opened

@@ -7,6 +7,7 @@ from typing import Any
 import kvpush
 from kvpush.bench.arms import End
 from kvpush.bench.cases import VLLM_BLOCK_TOKENS, Case
+from kvpush.bench.memory import Memory
 from kvpush.bench.tables import Batch, Spans, block_spans
 from kvpush.errors import TransportError
 
@@ -17,10 +18,10 @@ _WAIT_S = 60.0
 
 
 class KvpushEnd(End):
-    """One engine over `cache`, shape [bytes]."""
+    """One engine over `memory`."""
 
-    def __init__(self, cache: Any, is_source: bool, transport: str) -> None:
-        self._bytes = cache
+    def __init__(self, memory: Memory, is_source: bool, transport: str) -> None:
+        self._memory = memory
         self._transport = transport
         self._case: Case | None = None
         self._engine: kvpush.Engine | None = None
@@ -41,7 +42,7 @@ class KvpushEnd(End):
         config = kvpush.Config.from_env(
             transport=self._transport, peer_timeout_s=_STOPPED_S, handshake_timeout_s=_STOPPED_S
         )
-        self._engine = kvpush.Engine(make_cache(case, self._bytes), config)
+        self._engine = kvpush.Engine(make_cache(case, self._memory), config)
         return True
 
     def offer(self) -> bytes:
@@ -108,12 +109,12 @@ class KvpushEnd(End):
         return self._engine
 
 
-def make_cache(case: Case, array: Any) -> kvpush.Cache:
-    """Describe an array, shape [bytes], as the planes of `case`, layer after layer."""
+def make_cache(case: Case, memory: Memory) -> kvpush.Cache:
+    """Describe memory as the planes of `case`, layer after layer."""
     layer = case.num_blocks * case.block_bytes
     shape = (case.num_blocks, 1, VLLM_BLOCK_TOKENS, case.block_bytes // VLLM_BLOCK_TOKENS)
     planes = [
-        kvpush.Plane.from_array(array[i * layer : (i + 1) * layer].reshape(shape), name=f"layer{i}")
+        kvpush.Plane.from_array(memory.part(i * layer, shape), name=f"layer{i}")
         for i in range(case.num_layers)
     ]
     return kvpush.Cache([kvpush.Group(VLLM_BLOCK_TOKENS, planes)], fingerprint={"model": "bench"})

@@ -1,23 +1,23 @@
 """The arm ``memcpy``: one core copies the same number of bytes, piece by piece, at D's end."""
 
-import ctypes
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from kvpush.bench.arms import End
 from kvpush.bench.cases import Case
-from kvpush.bench.tables import Batch, Spans, aligned_empty, fill_source, piece, piece_spans
+from kvpush.bench.memory import Memory, allocate
+from kvpush.bench.tables import Batch, Spans, fill_source, piece, piece_spans
 
 
 class MemcpyEnd(End):
     """D copies out of a second cache of its own; P does nothing."""
 
-    def __init__(self, cache: Any, is_source: bool) -> None:
-        self._target = cache
-        self._source = cache if is_source else aligned_empty(cache.nbytes)
+    def __init__(self, memory: Memory, is_source: bool) -> None:
+        self._target = memory
+        self._source = memory if is_source else allocate(memory.kind, len(memory))
         if not is_source:
-            fill_source(self._source)
+            with self._source.edit() as content:
+                fill_source(content)
         self._case: Case | None = None
 
     def begin(self, case: Case) -> bool:
@@ -29,10 +29,10 @@ class MemcpyEnd(End):
         started, ended = [], []
         size = self._case.total_bytes
         for i in range(self._case.concurrency):
-            to = self._target.ctypes.data + piece(self._case, batch, i, "targets") * size
-            of = self._source.ctypes.data + piece(self._case, batch, i, "sources") * size
+            to = piece(self._case, batch, i, "targets") * size
+            of = piece(self._case, batch, i, "sources") * size
             started.append(time.monotonic_ns())
-            ctypes.memmove(to, of, size)
+            self._target.copy(to, self._source, of, size)
             ended.append(time.monotonic_ns())
         return ended, started
 

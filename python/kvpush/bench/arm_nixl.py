@@ -17,6 +17,7 @@ import numpy as np
 
 from kvpush.bench.arms import End
 from kvpush.bench.cases import Case
+from kvpush.bench.memory import Memory
 from kvpush.bench.tables import Batch, Spans, block_spans, piece, piece_spans
 from kvpush.errors import TransportError
 
@@ -38,19 +39,20 @@ def find_module() -> str:
 
 
 class NixlEnd(End):
-    """One agent over `cache`, shape [bytes]. Modes: "per-block/poll", "one/sleep", ..."""
+    """One agent over `memory`. Modes: "per-block/poll", "one/sleep", ..."""
 
-    def __init__(self, cache: Any, is_source: bool) -> None:
+    def __init__(self, memory: Memory, is_source: bool) -> None:
         # As vLLM does; read when UCX is loaded.
         os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
         api = importlib.import_module(find_module())
-        self._bytes = cache
-        self._base = int(cache.ctypes.data)
+        self._base = memory.address
+        self._device = max(0, memory.device)
+        self._kind_of_memory = "DRAM" if memory.device < 0 else "VRAM"
         self._name = f"bench-{'p' if is_source else 'd'}-{os.getpid()}"
         config = api.nixl_agent_config(num_threads=4, capture_telemetry=True)
         self._agent = api.nixl_agent(self._name, config)
-        self._agent.register_memory([(self._base, len(cache), 0, "")], "DRAM")
+        self._agent.register_memory([(self._base, len(memory), self._device, "")], self._kind_of_memory)
         self.mode = f"{PER_BLOCK}/{POLL}"
         self._case: Case | None = None
         self._sides: dict[str, tuple[Any, Any]] = {}  # kind to the prepared lists, ours and theirs
@@ -108,7 +110,8 @@ class NixlEnd(End):
         rows: Any = np.zeros((count, 3), dtype=np.uint64)
         rows[:, 0] = base + np.arange(count, dtype=np.uint64) * np.uint64(length)
         rows[:, 1] = length
-        return self._agent.get_xfer_descs(rows, "DRAM")
+        rows[:, 2] = self._device
+        return self._agent.get_xfer_descs(rows, self._kind_of_memory)
 
     def submit(self, batch: Batch) -> list[int]:
         # vLLM computes these indices within its push; they are not counted here, in NIXL's favour.

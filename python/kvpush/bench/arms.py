@@ -69,7 +69,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """A pair of processes, and what it can do. `factory(cache, is_source)` makes an end from [bytes]."""
+    """A pair of processes, and what it can do. `factory(memory, is_source)` makes an end."""
 
     name: str
     factory: Callable[[Any, bool], End]

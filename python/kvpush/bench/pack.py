@@ -1,18 +1,17 @@
 """``kvpush bench pack``: pack and unpack alone, through the packer that engines use, beside memcpy."""
 
-import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from kvpush import _core
 from kvpush.bench.arm_kvpush import make_cache
 from kvpush.bench.cases import MIB, Case
+from kvpush.bench.memory import Memory, allocate
 from kvpush.bench.pair import BenchError
-from kvpush.bench.tables import aligned_empty, block_spans, compare, fill_source, make_batches, poison
+from kvpush.bench.tables import block_spans, compare, fill_source, make_batches, poison
+from kvpush.config import Config
 
 SLOT_BYTES = MIB
 # As an engine's landing: the dense side of the copies is a ring of so many slots.
@@ -24,6 +23,7 @@ def run(
     threads: Sequence[int],
     rounds: int,
     progress: Callable[[int, int, str], None] = lambda done, of, text: None,
+    device: str = "cpu",
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one case and number of threads after another: memcpy, pack, unpack, by turns.
 
@@ -35,16 +35,20 @@ def run(
         Threads that copy; 0 is the caller's own.
     rounds : int
         Of each; the first, which is verified, is not counted.
+    device : {"cpu", "cuda"}
+        Where caches and slots are. On a GPU memcpy is the driver's copy within the device.
 
     Raises
     ------
     BenchError
         What was unpacked is not what was packed.
     """
-    source = aligned_empty(cases[0].cache_bytes)
-    target = aligned_empty(cases[0].cache_bytes)
-    fill_source(source)
-    poison(target, None)
+    source = allocate(device, cases[0].cache_bytes)
+    target = allocate(device, cases[0].cache_bytes)
+    with source.edit() as content:
+        fill_source(content)
+    with target.edit() as content:
+        poison(content, None)
     total = len(cases) * len(threads) * (rounds + 1)
     done = 0
     for case in cases:
@@ -58,29 +62,34 @@ def run(
                 for arm, seconds in one.round(number).items():
                     if number:
                         measured[arm].append(case.total_bytes / seconds / 1e9)
-            yield _rows(case, count, measured)
+            yield _rows(case, count, device, measured)
 
 
 class _Case:
-    """The packers of one geometry over the two caches, shape [bytes] each."""
+    """The packers of one geometry over the two caches."""
 
-    def __init__(self, case: Case, threads: int, source: Any, target: Any) -> None:
+    def __init__(self, case: Case, threads: int, source: Memory, target: Memory) -> None:
         self._case = case
         self._source, self._target = source, target
-        self._packer = _core.BenchPacker(make_cache(case, source).to_core(), threads)
-        self._unpacker = _core.BenchPacker(make_cache(case, target).to_core(), threads)
-        self._ring = aligned_empty(NUM_SLOTS * max(SLOT_BYTES, case.block_bytes))
-        self._ring[:] = 0
+        config = Config.from_env(pack_threads=threads).to_core()
+        self._packer = _core.BenchPacker(make_cache(case, source).to_core(), config)
+        self._unpacker = _core.BenchPacker(make_cache(case, target).to_core(), config)
+        self._ring = allocate(source.kind, NUM_SLOTS * max(SLOT_BYTES, case.block_bytes))
+        with self._ring.edit() as content:
+            content[:] = 0
 
     def verify(self) -> None:
         case = self._case
         batches = make_batches(case, 0, 0, 1)[:1]
         (transfer,) = batches[0].transfers
-        dense: Any = np.zeros(case.total_bytes, dtype=np.uint8)
-        poison(self._target, block_spans(case, batches))
+        dense = allocate(self._source.kind, case.total_bytes)
+        spans = block_spans(case, batches)
+        with self._target.edit() as content:
+            poison(content, spans)
         self._packer.run(False, self._parts(transfer.sources, dense))
         self._unpacker.run(True, self._parts(transfer.targets, dense))
-        problem = compare(self._target, block_spans(case, batches), everywhere=False)
+        with self._target.edit() as content:
+            problem = compare(content, spans, everywhere=False)
         if problem:
             raise BenchError(f"pack and unpack moved wrong bytes: {problem}")
 
@@ -99,16 +108,15 @@ class _Case:
 
     def _memcpy(self, begin: int) -> float:
         """Copy as much, contiguous, into the ring, slot by slot."""
-        at, ring = self._source.ctypes.data + begin, self._ring.ctypes.data
-        left, slot = self._case.total_bytes, 0
+        at, left, slot = begin, self._case.total_bytes, 0
         started = time.monotonic_ns()
         while left > 0:
             part = min(left, SLOT_BYTES)
-            ctypes.memmove(ring + slot % NUM_SLOTS * SLOT_BYTES, at, part)
+            self._ring.copy(slot % NUM_SLOTS * SLOT_BYTES, self._source, at, part)
             at, left, slot = at + part, left - part, slot + 1
         return (time.monotonic_ns() - started) / 1e9
 
-    def _parts(self, ids: Any, dense: Any) -> list[tuple[int, int, list[int], int]]:
+    def _parts(self, ids: Any, dense: Memory) -> list[tuple[int, int, list[int], int]]:
         """Cut a transfer into what fits into a slot each: some positions of one layer, or of several."""
         case = self._case
         positions = max(1, min(len(ids), SLOT_BYTES // case.block_bytes))
@@ -121,12 +129,14 @@ class _Case:
                 size = (last - plane) * len(some) * case.block_bytes
                 if at + size > len(dense):
                     at = 0
-                parts.append((plane, last, some, int(dense.ctypes.data) + at))
+                parts.append((plane, last, some, dense.address + at))
                 at += size
         return parts
 
 
-def _rows(case: Case, threads: int, measured: dict[str, list[float]]) -> list[dict[str, Any]]:
+def _rows(
+    case: Case, threads: int, device: str, measured: dict[str, list[float]]
+) -> list[dict[str, Any]]:
     copy = statistics.median(measured["memcpy"])
     return [
         {
@@ -137,6 +147,7 @@ def _rows(case: Case, threads: int, measured: dict[str, list[float]]) -> list[di
             "num_layers": case.num_layers,
             "total_bytes": case.total_bytes,
             "threads": threads,
+            "device": device,
             "gb_per_s": round(statistics.median(rates), 4),
             "gb_per_s_min": round(min(rates), 4),
             "gb_per_s_max": round(max(rates), 4),

@@ -14,11 +14,14 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpush.bench.arms import End, PairSpec, Variant
 from kvpush.bench.cases import Case
 from kvpush.errors import KvpushError
+
+if TYPE_CHECKING:
+    from kvpush.bench.memory import Memory
 
 _DEADLINE_S = 180.0
 _SETTLE_S = 0.005
@@ -44,7 +47,9 @@ class Round:
 class Pair:
     """The two processes of one :class:`PairSpec`. A context manager: leaving it ends them."""
 
-    def __init__(self, spec: PairSpec, cache_bytes: int, env: Mapping[str, str | None]) -> None:
+    def __init__(
+        self, spec: PairSpec, cache_bytes: int, env: Mapping[str, str | None], device: str = "cpu"
+    ) -> None:
         self.spec = spec
         self._case: Case | None = None
         context = multiprocessing.get_context("spawn")
@@ -55,7 +60,7 @@ class Pair:
             ours, pipe = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(pipe, peer, spec.factory, is_source, cache_bytes, dict(env)),
+                args=(pipe, peer, spec.factory, is_source, cache_bytes, device, dict(env)),
                 daemon=True,
                 name=f"bench {spec.name}",
             )
@@ -187,8 +192,8 @@ class Pair:
 class _Worker:
     """P or D of one arm."""
 
-    def __init__(self, pipe: Connection, peer: Connection, end: End, cache: Any) -> None:
-        self._pipe, self._peer, self._end, self._cache = pipe, peer, end, cache
+    def __init__(self, pipe: Connection, peer: Connection, end: End, memory: "Memory") -> None:
+        self._pipe, self._peer, self._end, self._memory = pipe, peer, end, memory
         self._case: Case | None = None
 
     def begin(self, case: Case) -> bool:
@@ -230,7 +235,8 @@ class _Worker:
         self._end.mode = mode
         batches = make_batches(self._case, number, slot, num_slots)
         if verify:
-            poison(self._cache, None if verify == "all" else self._end.spans(batches))
+            with self._memory.edit() as content:
+                poison(content, None if verify == "all" else self._end.spans(batches))
         cpu = time.process_time()
         self._end.open(batches)
         self._pipe.send(("ready", ""))
@@ -241,7 +247,10 @@ class _Worker:
             ends.append(ended)
             starts += [began] if began else []
         cpu = time.process_time() - cpu
-        problem = compare(self._cache, self._end.spans(batches), verify == "all") if verify else ""
+        problem = ""
+        if verify:
+            with self._memory.edit() as content:
+                problem = compare(content, self._end.spans(batches), verify == "all")
         return {
             "ends": ends,
             "starts": starts,
@@ -257,6 +266,7 @@ def _serve(
     factory: Any,
     is_source: bool,
     cache_bytes: int,
+    device: str,
     env: dict[str, str | None],
 ) -> None:
     """Run one process until the pipe ends."""
@@ -270,12 +280,14 @@ def _serve(
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    from kvpush.bench.tables import aligned_empty, fill_source, poison
+    from kvpush.bench.memory import allocate
+    from kvpush.bench.tables import fill_source, poison
 
     try:
-        cache = aligned_empty(cache_bytes)
-        fill_source(cache) if is_source else poison(cache, None)  # and every page is touched
-        worker = _Worker(pipe, peer, factory(cache, is_source), cache)
+        memory = allocate(device, cache_bytes)
+        with memory.edit() as content:
+            fill_source(content) if is_source else poison(content, None)  # and every page is touched
+        worker = _Worker(pipe, peer, factory(memory, is_source), memory)
         pipe.send((None, ""))
     except Exception as error:
         pipe.send((None, _text(error)))

@@ -77,6 +77,7 @@ def run(
     rounds: int,
     ucx_tls: Sequence[str] = (DEFAULT_TLS,),
     progress: Callable[[int, int, str], None] = lambda done, of, text: None,
+    device: str = "cpu",
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one case after another, for one UCX_TLS after another.
 
@@ -92,6 +93,8 @@ def run(
         Values of UCX_TLS for all processes; "default" leaves it unset.
     progress : callable
         Called before every round with the rounds done, of how many, and what comes.
+    device : {"cpu", "cuda"}
+        Where all caches are.
 
     Raises
     ------
@@ -100,7 +103,8 @@ def run(
     BenchError
         An arm failed or moved wrong bytes.
     """
-    _check_memory(cases[0].cache_bytes, len(specs))
+    if device == "cpu":
+        _check_memory(cases[0].cache_bytes, len(specs))
     slots = [(spec, variant) for spec in specs for variant in spec.variants]
     total = len(ucx_tls) * len(cases) * (rounds + 2) * len(slots)
     done = 0
@@ -108,7 +112,7 @@ def run(
         env = {"UCX_TLS": None if tls == DEFAULT_TLS else tls}
         progress(done, total, "starting the processes")
         with contextlib.ExitStack() as stack:
-            pairs = {s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env)) for s in specs}
+            pairs = {s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env, device)) for s in specs}
             for case in cases:
                 for pair in pairs.values():
                     pair.begin(case)
@@ -123,7 +127,7 @@ def run(
                         done += 1
                         if not verify:
                             measured[variant].append(result)
-                yield make_rows(case, measured, tls)
+                yield [{**row, "device": device} for row in make_rows(case, measured, tls)]
 
 
 def _check_memory(cache_bytes: int, num_pairs: int) -> None:

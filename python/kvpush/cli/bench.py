@@ -20,6 +20,7 @@ bench = typer.Typer(name="bench", help="Measure kvpush beside NIXL and memcpy.",
 bench.command()(serve)
 
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
+_Device = Annotated[str, typer.Option(help="Where caches and slots are: cpu, or cuda (GPU 0).")]
 
 
 @bench.command()
@@ -52,6 +53,7 @@ def transfer(
     ] = "0",
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, within a minute.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the results into this PNG file.")] = None,
+    device: _Device = "cpu",
     as_json: _Json = False,
 ) -> None:
     """Move KV between two processes: kvpush, NIXL per block, NIXL as one descriptor, memcpy.
@@ -64,7 +66,7 @@ def transfer(
         cases = _cases(
             block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms, quick
         )
-        _transfer(cases, arms, ucx_tls, rounds, cache_bytes, plot, as_json)
+        _transfer(cases, arms, ucx_tls, rounds, cache_bytes, plot, _device(device), as_json)
 
 
 @bench.command()
@@ -78,9 +80,10 @@ def pack(
     cache_bytes: Annotated[str, typer.Option(help="Size of each of the two caches.")] = "0",
     threads: Annotated[str, typer.Option(help="Threads that copy, 0 for the caller's: a list.")] = "0",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 10,
+    device: _Device = "cpu",
     as_json: _Json = False,
 ) -> None:
-    """Time the packer of host memory alone: cache to slots, slots to cache, beside memcpy on one core."""
+    """Time the packer alone: cache to slots, slots to cache, beside memcpy on one core, or the GPU's copy."""
     with _errors():
         _check_packages("numpy")
         from kvpush.bench.cases import parse_sizes, sweep, with_cache
@@ -97,7 +100,7 @@ def pack(
         )
         cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
         with _bar() as show:
-            batches = run(cases, parse_sizes("threads", threads), rounds, show)
+            batches = run(cases, parse_sizes("threads", threads), rounds, show, _device(device))
             _emit(batches, as_json, lambda lines: print_pack([r for r in lines if r["kind"] == "pack"]))
 
 
@@ -170,6 +173,15 @@ def _emit(
     return lines
 
 
+def _device(name: str) -> str:
+    from kvpush.bench.memory import DEVICES
+    from kvpush.errors import InvalidArgument
+
+    if name not in DEVICES:
+        raise InvalidArgument(f"--device {name!r}: expected one of {', '.join(DEVICES)}")
+    return name
+
+
 def _check_packages(*modules: str) -> None:
     from kvpush.errors import Unsupported
 
@@ -220,6 +232,7 @@ def _transfer(
     rounds: int,
     cache_bytes: str,
     plot: Path | None,
+    device: str,
     as_json: bool,
 ) -> None:
     from kvpush.bench.cases import parse_sizes, with_cache
@@ -231,7 +244,8 @@ def _transfer(
         typer.echo(line, err=True)
     cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
     with _bar() as show:
-        lines = _emit(run(cases, specs, rounds, ucx_tls or [DEFAULT_TLS], show), as_json, None, print_rows)
+        batches = run(cases, specs, rounds, ucx_tls or [DEFAULT_TLS], show, device)
+        lines = _emit(batches, as_json, None, print_rows)
     if plot is not None:
         from kvpush.bench.plot import draw
 

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds, tests and measures the GPU half where there is a GPU, within 8 minutes. Leaves the machine as it was.
+#   bash bench/gpu_check.sh [OUT]      results go to OUT (default: build/gpu_check)
+# Needs: nvcc (KVPUSH_NVCC, PATH, /usr/local/cuda or its PyPI packages), g++, python3 with torch for CUDA, cmake,
+# ninja, pybind11 and scikit-build-core. What else Python needs comes from build/gpu_wheels if that is there
+# (`make gpu-wheels` fills it, for machines without a network), or from the package index.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-build/gpu_check}")
+mkdir -p "$out"
+venv=$(mktemp -d)/venv
+trap 'rm -rf "$(dirname "$venv")"' EXIT
+failed=()
+
+# step NAME SECONDS COMMAND...: the command's output goes to OUT/NAME.log
+step() {
+  local name=$1 limit=$2 begun=$SECONDS
+  shift 2
+  if timeout -k 10 "$limit" "$@" > "$out/$name.log" 2>&1; then
+    echo "ok      $name, $((SECONDS - begun)) s"
+  else
+    echo "FAILED  $name ($?), $((SECONDS - begun)) s: $(tail -n 1 "$out/$name.log")"
+    failed+=("$name")
+  fi
+}
+
+environment() {
+  nvidia-smi
+  "${KVPUSH_NVCC:-nvcc}" --version
+  python3 -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name())'
+  git rev-parse HEAD || true
+}
+
+install() {
+  python3 -m venv --system-site-packages "$venv" || return 1
+  local index=()
+  [ -d build/gpu_wheels ] && index=(--no-index --find-links build/gpu_wheels)
+  "$venv/bin/pip" install -q "${index[@]}" pytest pytest-timeout numpy typer rich || return 1
+  "$venv/bin/pip" install -q --no-build-isolation --no-deps -C cmake.define.KVPUSH_CUDA=ON . || return 1
+  "$venv/bin/python" -c 'import kvpush; print(kvpush.__version__, kvpush.transports())'
+}
+
+bench() {
+  local name=$1
+  shift
+  step "$name" 90 bash -c '"$0" bench "${@:2}" --json > "$1"' "$venv/bin/kvpush" "$out/$name.jsonl" "$@"
+}
+
+sanitize() {
+  step "$1" 100 compute-sanitizer --tool "$1" --error-exitcode 9 "$venv/bin/python" -m pytest -q -m gpu \
+    tests/gpu -k 'every_byte and (BNHC or 576)'
+}
+
+step environment 30 environment
+step install 150 install
+step doctor 30 "$venv/bin/kvpush" doctor --json
+step tests 150 "$venv/bin/python" -m pytest -q -rs -m gpu tests/gpu
+bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB --total-bytes 256MiB --cache-bytes 2GiB
+KVPUSH_CUDA_SMS=2 bench pack-2-sms pack --device cuda --block-bytes 4KiB --total-bytes 256MiB --cache-bytes 2GiB
+bench transfer transfer --device cuda --block-bytes 4KiB,64KiB --run-blocks 1,0 --total-bytes 256MiB --rounds 10
+if command -v compute-sanitizer > /dev/null; then
+  sanitize memcheck
+  sanitize racecheck
+else
+  echo "skipped memcheck, racecheck: no compute-sanitizer on PATH"
+fi
+
+echo "results: $out"
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

@@ -1,0 +1,219 @@
+"""What tests do with a GPU, real or fake, in the same words. Run as a script: one end in a process of its own."""
+
+import ctypes
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import kvpush
+from kvpush import _core
+
+DIGEST = b"digest"
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Array:
+    """Bytes on the device that say of themselves where they are, as cupy's do."""
+
+    buffer: Any
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "strides": self.strides,
+            "version": 3,
+        }
+
+
+class Gpu:
+    """Memory through the driver that the engine uses too (KVPUSH_CUDA_LIBRARY)."""
+
+    def buffer(self, num_bytes: int) -> Any:
+        return _core.BenchBuffer(num_bytes, kvpush.Config.from_env().to_core())
+
+
+class FakeGpu(Gpu):
+    kind = "fake"
+    reads = 300
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        library.fake_cuda_count.restype = ctypes.c_long
+        library.fake_cuda_leaks.restype = ctypes.c_long
+
+    def count(self, symbol: str) -> int:
+        return int(self.library.fake_cuda_count(symbol.encode()))
+
+    def slow_event(self) -> "FakeEvent":
+        """An event behind work that lasts until release()."""
+        return FakeEvent(self.library)
+
+
+class FakeEvent:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
+        context = ctypes.c_void_p()
+        assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert library.cuCtxPushCurrent_v2(context) == 0
+        assert library.cuStreamCreateWithPriority(ctypes.byref(self._stream), 1, 0) == 0
+        assert library.cuEventCreate(ctypes.byref(self._event), 2) == 0
+        library.fake_cuda_hold(self._stream)
+        assert library.cuEventRecord(self._event, self._stream) == 0
+        library.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+    @property
+    def handle(self) -> int:
+        assert self._event.value is not None
+        return self._event.value
+
+    def release(self) -> None:
+        """End the work, and the event: what waits for it was captured before."""
+        self._library.fake_cuda_release(self._stream)
+        self._library.cuEventDestroy_v2(self._event)
+        self._library.cuStreamDestroy_v2(self._stream)
+        self._library.cuDevicePrimaryCtxRelease_v2(0)
+
+
+class RealGpu(Gpu):
+    kind = "real"
+    reads = 100_000
+
+    def slow_event(self) -> "RealEvent":
+        return RealEvent()
+
+
+class RealEvent:
+    """Behind a kernel of about 0.2 s."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._event = torch.cuda.Event()
+        torch.cuda._sleep(400_000_000)
+        self._event.record()
+        self.handle = int(self._event.cuda_event)
+
+    def release(self) -> None:
+        self._event.synchronize()
+
+
+class Cache:
+    """One group of planes [B, H, N, C], on the device or on the host, and its content as [planes, bytes]."""
+
+    def __init__(
+        self,
+        gpu: Gpu | None,
+        planes: int = 3,
+        blocks: int = 24,
+        heads: int = 2,
+        tokens: int = 4,
+        content: int = 64,
+        order: str = "BHNC",
+        offset: int = 0,
+    ) -> None:
+        sizes = {"B": blocks, "H": heads, "N": tokens, "C": content}
+        strides, stride = {}, 1
+        for axis in reversed(order):
+            strides[axis] = stride
+            stride *= sizes[axis]
+        shape = tuple(sizes[axis] for axis in "BHNC")
+        steps = tuple(strides[axis] for axis in "BHNC")
+        self._plane_bytes = stride + 64  # never next to each other
+        self._host = np.zeros(offset + planes * self._plane_bytes, np.uint8)
+        self._buffer = gpu.buffer(len(self._host)) if gpu else None
+        self._shape, self._steps, self._offset, self._planes = shape, steps, offset, planes
+        self.num_blocks = blocks
+        self.cache = kvpush.Cache(
+            [
+                kvpush.Group(
+                    tokens, [kvpush.Plane.from_array(self._plane(i), name=f"l{i}") for i in range(planes)]
+                )
+            ]
+        )
+
+    def _begin(self, plane: int) -> int:
+        return self._offset + plane * self._plane_bytes
+
+    def _plane(self, index: int) -> Any:
+        begin = self._begin(index)
+        if self._buffer is not None:
+            return Array(self._buffer, self._buffer.address + begin, self._shape, self._steps)
+        return self._view(index)
+
+    def _view(self, index: int) -> Any:
+        return np.lib.stride_tricks.as_strided(self._host[self._begin(index) :], self._shape, self._steps)
+
+    def fill(self, seed: int | None) -> None:
+        """Random content, or zeros."""
+        if seed is None:
+            self._host[:] = 0
+        else:
+            self._host[:] = np.random.default_rng(seed).integers(1, 256, len(self._host), np.uint8)
+        if self._buffer is not None:
+            self._buffer.upload(self._host)
+
+    def blocks(self, ids: list[int]) -> Any:
+        """The content of these blocks, [planes, ids, H, N, C]."""
+        if self._buffer is not None:
+            self._buffer.download(self._host)
+        return np.stack([self._view(plane)[ids].copy() for plane in range(self._planes)])
+
+
+def engine(cache: Cache, **config: Any) -> kvpush.Engine:
+    return kvpush.Engine(cache.cache, kvpush.Config.from_env(transport="shm", **config))
+
+
+def connect(p: kvpush.Engine, d: kvpush.Engine) -> str:
+    return d.establish(p.answer(d.offer()))
+
+
+def end_of(engine: kvpush.Engine, handle: int) -> Any:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        for event in engine.poll(timeout=0.2):
+            if event.handle == handle:
+                return event
+    raise AssertionError(f"no event in {WAIT_S} s: {engine.stats()}")
+
+
+def move(p: kvpush.Engine, d: kvpush.Engine, peer: str, key: str, sources: Any, targets: Any) -> None:
+    recv = d.receive(peer, key, digest=DIGEST, blocks=[targets])
+    push = p.push(key, digest=DIGEST)
+    push.advance([sources])
+    push.finish()
+    event = end_of(d, recv.handle)
+    assert (event.kind, event.status) == ("received", "ok"), event
+    assert end_of(p, push.handle).kind == "sent"
+
+
+def main() -> None:
+    """P in a process of its own: takes an offer, pushes, waits to be told to end. One JSON object per line."""
+    where, transport, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    cache = Cache(Gpu() if where == "gpu" else None)
+    cache.fill(seed)
+    with kvpush.Engine(cache.cache, kvpush.Config.from_env(transport=transport)) as p:
+        answer = p.answer(bytes.fromhex(json.loads(input())["offer"]))
+        print(json.dumps({"answer": answer.hex()}), flush=True)
+        sources = json.loads(input())["sources"]
+        push = p.push("k", digest=DIGEST)
+        push.advance([sources])
+        push.finish()
+        event = end_of(p, push.handle)
+        print(json.dumps({"kind": event.kind}), flush=True)
+        input()
+
+
+if __name__ == "__main__":
+    main()
