@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpu_tools import FakeGpu, RealGpu
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_tools import DIGEST, Cache, connect, end_of, engine, move
 
 import kvpush
-from gpu_tools import DIGEST, Cache, connect, end_of, engine, move
 
 SIDES = [("gpu", "gpu"), ("gpu", "host"), ("host", "gpu")]
 SHAPES = [
@@ -107,7 +107,10 @@ def test_one_launch_per_box(gpu: Any) -> None:
         move(p, d, peer, "k", list(range(20)), list(range(20)))
         boxes = p.stats()["boxes_sent"] + d.stats()["boxes_received"]
         assert gpu.count("cuLaunchKernel") - before == boxes
-        steady = {name: gpu.count(name) for name in ("cuMemAlloc_v2", "cuMemHostAlloc", "cuStreamCreateWithPriority")}
+        steady = {
+            name: gpu.count(name)
+            for name in ("cuMemAlloc_v2", "cuMemHostAlloc", "cuStreamCreateWithPriority")
+        }
         for i in range(10):
             move(p, d, peer, f"k{i}", list(range(20)), list(range(20)))
         assert steady == {name: gpu.count(name) for name in steady}, "no allocation in the steady state"

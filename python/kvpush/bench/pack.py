@@ -134,9 +134,7 @@ class _Case:
         return parts
 
 
-def _rows(
-    case: Case, threads: int, device: str, measured: dict[str, list[float]]
-) -> list[dict[str, Any]]:
+def _rows(case: Case, threads: int, device: str, measured: dict[str, list[float]]) -> list[dict[str, Any]]:
     copy = statistics.median(measured["memcpy"])
     return [
         {

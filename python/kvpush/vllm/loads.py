@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 
 from kvpush.errors import PeerLost, QueueFull
 from kvpush.vllm.handshake import Address, Handshakes, Outcome
+from kvpush.vllm.launched import Launched
 from kvpush.vllm.layout import CacheSpec
 from kvpush.vllm.metadata import Fetch, Intent
 from kvpush.vllm.metrics import KVPushStats
@@ -52,11 +53,18 @@ class Loads:
     """All loads of one worker. Not thread-safe; no method raises for a request's sake."""
 
     def __init__(
-        self, engine: Any, handshakes: Handshakes, spec: CacheSpec, stats: KVPushStats, trace: Trace
+        self,
+        engine: Any,
+        handshakes: Handshakes,
+        spec: CacheSpec,
+        launched: Launched,
+        stats: KVPushStats,
+        trace: Trace,
     ) -> None:
         self._engine = engine
         self._handshakes = handshakes
         self._spec = spec
+        self._launched = launched
         self._stats = stats
         self._trace = trace
         self._by_id: dict[str, Load] = {}
@@ -132,7 +140,13 @@ class Loads:
                 load.claim.cancel()
             elif load.fetch is not None and load.recv is None:
                 order = load.fetch
-                load.recv = load.claim.receive(digest=order.digest, blocks=order.blocks, first=order.first)
+                # A forward that still runs may read what these blocks held before.
+                load.recv = load.claim.receive(
+                    digest=order.digest,
+                    blocks=order.blocks,
+                    first=order.first,
+                    after=self._launched.so_far(),
+                )
                 self._by_handle[load.recv.handle] = load
         except PeerLost as error:
             self._handshakes.lost(peer or "")

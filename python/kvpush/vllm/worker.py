@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 
 from kvpush.vllm import layout
 from kvpush.vllm.handshake import Handshakes
+from kvpush.vllm.launched import Launched
 from kvpush.vllm.loads import Loads
 from kvpush.vllm.metadata import KVPushMetadata, WorkerAddress
 from kvpush.vllm.metrics import KVPushStats
@@ -41,8 +42,7 @@ class PushWorker:
         self._handshakes: Handshakes | None = None
         self._pushes: Pushes | None = None
         self._loads: Loads | None = None
-        self._on_cuda = False
-        self._after: Any = None
+        self._launched = Launched("cpu")
         self._network_ops = 0
         self._gauges = (0, 0)
         self._stats = KVPushStats()
@@ -71,7 +71,7 @@ class PushWorker:
         spec = layout.describe(self._config, self._kv_cache_config, self._kv_caches)
         factory = self._factory or layout.build_engine
         self._engine = engine = factory(spec, self._extra)
-        self._on_cuda = spec.groups[0].planes[0].array.device.type == "cuda"
+        self._launched = Launched(spec.groups[0].planes[0].array.device.type)
         parallel = self._config.parallel_config
         self._handshakes = Handshakes(
             engine,
@@ -80,7 +80,7 @@ class PushWorker:
             int(parallel.pipeline_parallel_size),
         )
         self._pushes = Pushes(engine, spec, self._stats, self._trace)
-        self._loads = Loads(engine, self._handshakes, spec, self._stats, self._trace)
+        self._loads = Loads(engine, self._handshakes, spec, self._launched, self._stats, self._trace)
         self._network_ops = 0
         if self._produces:
             if self._listener is None:
@@ -173,16 +173,7 @@ class PushWorker:
     def wait_for_save(self, meta: KVPushMetadata) -> None:
         """After the forward: hand out the blocks that it completed. Never waits."""
         if self._pushes is not None and meta.advances:
-            self._pushes.advance(meta.advances, self._record_event())
-
-    def _record_event(self) -> int | None:
-        if not self._on_cuda:
-            return None
-        import torch
-
-        self._after = torch.cuda.Event()
-        self._after.record()
-        return int(self._after.cuda_event)
+            self._pushes.advance(meta.advances, self._launched.so_far())
 
     def get_transfer_results(self) -> KVConnectorTransferResults:
         """All ends since the last call; each id once, and only ids that vLLM waits for."""
