@@ -96,6 +96,10 @@ class End final : public Transport {
     return Region{staging_.back()->data(), size_bytes};
   }
   void release_staging(Region) override { --num_staging; }
+  Status clear_staging(Region region) override {
+    if (clear_fails) return {Code::kTransport, "the device failed"};
+    return Transport::clear_staging(region);
+  }
 
   Sent post(const SessionId& id, TicketId ticket, ByteView source, std::uint32_t slot,
             ByteView notice) override {
@@ -153,6 +157,7 @@ class End final : public Transport {
   std::vector<TicketId> settled;  ///< told by the next poll
   std::size_t num_staging = 0;
   std::size_t max_staging = SIZE_MAX;
+  bool clear_fails = false;
 
  private:
   struct Packet {

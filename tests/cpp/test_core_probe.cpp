@@ -92,6 +92,18 @@ TEST(a_measurement_carries_no_kv) {
                     [](std::byte b) { return b == std::byte{0}; }));
 }
 
+TEST(a_lease_that_cannot_be_zeroed_is_not_sent_and_the_session_serves) {
+  World world;
+  Node& d = world.add({{}}, measuring(0));
+  Node& p = world.add({{}}, measuring(1));
+  p.end.clear_fails = true;
+  const SessionId session = world.connect(d, p);
+  world.run_for(20 * world.step_us);
+  CHECK_EQ(p.core->stats().link_bytes_per_s, 0U);
+  CHECK_EQ(p.core->stats().leases_in_use, 0U);
+  CHECK_EQ(serve(world, d, p, session, "k"), "received");
+}
+
 TEST(a_measurement_that_fails_ends_the_session_and_keeps_its_lease_apart) {
   for (const Fate fate : {Fate::kFailed, Fate::kUnknown}) {
     for (const int which : {1, 2, 3}) {
