@@ -1,4 +1,4 @@
-"""What tests do with a GPU, real or fake, in the same words. Run as a script: one end in a process of its own."""
+"""What tests do with a GPU, real or fake, in the same words. As a script: P in a process of its own."""
 
 import ctypes
 import json
@@ -199,7 +199,7 @@ def move(p: kvpush.Engine, d: kvpush.Engine, peer: str, key: str, sources: Any, 
 
 
 def main() -> None:
-    """P in a process of its own: takes an offer, pushes, waits to be told to end. One JSON object per line."""
+    """P: takes an offer, pushes, waits to be told to end. One JSON object per line."""
     where, transport, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
     cache = Cache(Gpu() if where == "gpu" else None)
     cache.fill(seed)
