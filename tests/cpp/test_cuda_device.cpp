@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstring>
 
 #include "check.hpp"
@@ -11,6 +12,16 @@
 using namespace kvpush;
 
 namespace {
+
+/// Runs `body` in a process of its own. Returns what waitpid() says.
+template <typename Body>
+int in_child(Body body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body() ? 0 : 1);
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
 
 bool contains(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;
@@ -109,14 +120,8 @@ TEST(device_memory_is_shared_with_another_process) {
   CudaPointer own = 0;
   CHECK_EQ(cuda.ipc_open_mem_handle(&own, handle, kCudaIpcLazyPeerAccess), 201);
 
-  // A process of its own keeps the parent's table, but has another pid: enough to open the handle.
-  const auto in_child = [&](auto body) {
-    const pid_t child = ::fork();
-    if (child == 0) ::_exit(body() ? 0 : 1);
-    int status = 0;
-    return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  };
-  CHECK(in_child([&] {
+  // A forked process keeps the parent's table, but has another pid: enough to open the handle.
+  const int used = in_child([&] {
     CudaPointer first = 0;
     CudaPointer second = 0;
     if (cuda.ipc_open_mem_handle(&first, handle, kCudaIpcLazyPeerAccess) != 0) return false;
@@ -125,13 +130,15 @@ TEST(device_memory_is_shared_with_another_process) {
     std::memset(reinterpret_cast<void*>(first + 4999), 7, 1);
     return cuda.ipc_close_mem_handle(first) == 0 && cuda.ipc_close_mem_handle(first) == 0 &&
            cuda.ipc_close_mem_handle(first) == 1;
-  }));
+  });
+  CHECK(WIFEXITED(used) && WEXITSTATUS(used) == 0);
   CHECK_EQ(*reinterpret_cast<const char*>(memory + 4999), 7);
   CHECK_EQ(cuda.mem_free(memory), 0);
-  CHECK(in_child([&] {
+  const int refused = in_child([&] {
     CudaPointer late = 0;
     return cuda.ipc_open_mem_handle(&late, handle, kCudaIpcLazyPeerAccess) != 0;
-  }));
+  });
+  CHECK(WIFEXITED(refused) && WEXITSTATUS(refused) == 0);
 }
 
 TEST(host_memory_is_registered_once) {
@@ -203,4 +210,23 @@ TEST(counts_and_faults_are_those_of_the_symbol) {
   (void)cuda.event_destroy(event);
   fake().reset();
   CHECK_EQ(fake().leaks(), 1);
+}
+
+TEST(a_launch_needs_a_context_and_memory_that_is_still_allocated) {
+  fake().reset();
+  std::mt19937_64 random(1);
+  const auto device = open_device();
+  const CudaDriver& cuda = device->driver();
+  const GpuCache cache(device, {make_plane({4, 1, 1, 16}, kNestings[0])}, random);
+  const std::vector<std::int32_t> ids{2};
+  CHECK_EQ(cuda.launch_kernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), 201);
+  const int ended = in_child([&] {
+    const auto packer = make_cuda_packer(cache.cache, device, fake_kernels(), {});
+    auto slot = std::make_unique<GpuMemory>(device, 16, random);
+    packer.value()->start({1, PackJob::Kind::kPack, cache.box(1), ids, slot->data()});
+    slot.reset();
+    (void)poll_for(*packer.value(), 1);
+    return true;
+  });
+  CHECK(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGABRT);
 }
