@@ -105,6 +105,15 @@ TEST(random_planes_move_as_on_the_cpu) {
   }
 }
 
+TEST(each_stride_alone_limits_the_chunks) {
+  fake().reset();
+  const auto device = open_device();
+  std::mt19937_64 random(14);
+  for (const Nesting& nesting : {Nesting{"bhn", 4, 0, 0}, {"bhn", 0, 4, 0}, {"bhn", 0, 0, 4}}) {
+    check_round_trip(device, {make_plane({5, 2, 4, 64}, nesting)}, {1, 4, 3}, random, 0);
+  }
+}
+
 TEST(long_rows_take_the_bulk_kernels_where_that_is_wanted_and_there_are_any) {
   for (const int major : {8, 9}) {
     fake().reset();
@@ -260,7 +269,8 @@ TEST(more_positions_than_before_get_more_pinned_memory) {
   std::mt19937_64 random(3);
   const auto device = open_device();
   const GpuCache cache(device, {make_plane({5000, 1, 1, 4}, kNestings[0])}, random);
-  const auto packer = make_packer(cache.cache, device);
+  const long before = fake().leaks();
+  auto packer = make_packer(cache.cache, device);
   for (const std::size_t num_positions : {1U, 1024U, 1025U, 5000U, 7U, 5000U}) {
     std::vector<std::int32_t> ids(num_positions);
     std::iota(ids.rbegin(), ids.rend(), 0);
@@ -274,6 +284,8 @@ TEST(more_positions_than_before_get_more_pinned_memory) {
     CHECK(slot.copy() == expected);
   }
   CHECK_EQ(fake().count("cuMemHostAlloc"), 3);
+  packer.reset();
+  CHECK_EQ(fake().leaks(), before);
 }
 
 TEST(unpacks_of_device_memory_are_flushed_where_a_nics_writes_are_not_ordered) {
@@ -376,6 +388,24 @@ TEST(fences_do_not_wait_for_each_other_and_outlive_the_callers_event) {
   passed = false;
   for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(waits);
   CHECK(passed);
+}
+
+TEST(a_capture_that_fails_leaves_nothing_to_wait_for) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  fake().hold(user.stream);
+  user.record();
+  fake().fail("cuEventRecord", 1, kCudaOutOfMemory);
+  const Status status = bench.packer->capture(user.handle()).status();
+  CHECK_EQ(status.code(), Code::kExhausted);
+  CHECK(status.message().find("after=" + std::to_string(user.handle())) != std::string::npos);
+  const GpuStream other(bench.device);
+  const FenceId fence = bench.packer->capture(other.handle()).value();
+  bool passed = false;
+  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(fence);
+  CHECK(passed);
+  fake().release(user.stream);
 }
 
 TEST(dropped_fences_are_used_again_once_they_have_passed) {
