@@ -290,9 +290,11 @@ class FakeEngine:
             other.pending.setdefault(key, []).append(claim)
         return claim
 
-    def receive(self, peer: str, key: str, digest: bytes, blocks: Any, first: Any = None) -> FakeReceive:
+    def receive(
+        self, peer: str, key: str, digest: bytes, blocks: Any, first: Any = None, after: int | None = None
+    ) -> FakeReceive:
         """Claim and open in one."""
-        return self.expect(peer, key).receive(digest, blocks, first)
+        return self.expect(peer, key).receive(digest, blocks, first, after)
 
     def evict(self, count: int = 1) -> None:
         """Fail the oldest finished pushes that nobody opened."""
