@@ -19,6 +19,7 @@ class BenchPacker {
  public:
   BenchPacker(const py::dict& cache, unsigned num_threads) : cache_(cache_from(cache)) {
     check(cache_->validate());
+    if (cache_->device >= 0) raise({Code::kUnsupported, "the packer of host memory cannot reach a device"});
     packer_ = make_cpu_packer(*cache_, num_threads);
   }
 

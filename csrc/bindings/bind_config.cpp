@@ -92,6 +92,7 @@ std::unique_ptr<const Cache> cache_from(const py::dict& description) {
     }
     cache->groups.push_back(std::move(group));
   }
+  cache->device = get<int>(description, "device");
   cache->fingerprint = get<std::map<std::string, std::string>>(description, "fingerprint");
   return cache;
 }
@@ -121,14 +122,23 @@ EngineConfig config_from(const py::dict& description) {
 EngineParts parts_from(const py::dict& description, const Cache& cache) {
   EngineParts parts;
   static_cast<Uuid&>(parts.incarnation) = random_uuid();
+  std::shared_ptr<const CudaDevice> device;
+  if (cache.device >= 0) {
+    device = check(open_cuda_device(get<std::string>(description, "cuda_library"), cache.device));
+  }
   auto name = get<std::string>(description, "transport");
   if (name == "auto") name = kAutoTransport;
-  parts.transport = check(make_transport(name, parts.incarnation, description));
+  parts.transport = check(make_transport(name, parts.incarnation, description, device));
   if (description.contains("faults")) {
     const FaultPolicy policy = fault_policy_from(description["faults"].cast<py::dict>());
     parts.transport = make_fault_transport(std::move(parts.transport), policy);
   }
-  parts.packer = make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
+  if (device != nullptr) {
+    parts.packer = check(make_cuda_packer(cache, device, get<std::string>(description, "cuda_kernels"),
+                                          get<unsigned>(description, "cuda_sms")));
+  } else {
+    parts.packer = make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
+  }
   return parts;
 }
 

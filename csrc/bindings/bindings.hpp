@@ -5,10 +5,12 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
 
 #include "base/status.hpp"
 #include "cache/cache.hpp"
 #include "engine/engine.hpp"
+#include "shim/cuda_device.hpp"
 
 namespace kvpush::bindings {
 
@@ -32,11 +34,18 @@ std::unique_ptr<const Cache> cache_from(const py::dict& description);
 EngineConfig config_from(const py::dict& description);
 EngineParts parts_from(const py::dict& description, const Cache& cache);
 
+/// The device that a cache is on, of the driver at `library` (empty: the default). Unsupported says why not.
+Result<std::shared_ptr<const CudaDevice>> open_cuda_device(const std::string& library, int index);
+/// `kernels` is the file that has them. Unsupported says what is missing and how to get it.
+Result<std::unique_ptr<Packer>> make_cuda_packer(const Cache& cache, std::shared_ptr<const CudaDevice> device,
+                                                 const std::string& kernels, unsigned num_sms);
+
 /// Transport name to "", or to why it cannot be used here.
 py::dict transports(const std::string& nixl_library);
 
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_bench(py::module_& module);
+void bind_cuda(py::module_& module);
 
 }  // namespace kvpush::bindings

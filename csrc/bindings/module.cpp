@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   kvpush::bindings::bind_event(module);
   kvpush::bindings::bind_engine(module);
   kvpush::bindings::bind_bench(module);
+  kvpush::bindings::bind_cuda(module);
   module.def("transports", &kvpush::bindings::transports, pybind11::arg("nixl_library") = "",
              "Which transports this build and machine can use: name to '' or to the reason why not.");
 }

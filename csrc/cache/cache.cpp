@@ -99,6 +99,7 @@ Status Cache::validate() const {
     return {Code::kInvalidArgument, "a cache has 1 to " + std::to_string(kMaxGroups) + " groups, not " +
                                         std::to_string(groups.size())};
   }
+  if (device < -1) return invalid("cache", "device is " + std::to_string(device) + ", not -1 or an index");
   std::size_t num_planes = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const Group& group = groups[g];

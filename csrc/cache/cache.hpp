@@ -45,6 +45,7 @@ struct Group {
 struct Cache {
   std::vector<Group> groups;
   std::map<std::string, std::string> fingerprint;
+  int device = -1;  ///< that all planes are on: a CUDA index; -1: host memory
 
   /// The largest unit: no slot can be smaller.
   [[nodiscard]] std::size_t max_unit_bytes() const;

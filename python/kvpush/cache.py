@@ -26,6 +26,8 @@ class Plane:
         Global layer name. Both engines must agree on it.
     head_begin : int
         Global index of the first KV head. Both engines must agree on it.
+    device : int
+        Where the array is: -1 in host memory, else the index of a CUDA device of this process.
     owner : object
         Kept alive until the engine is closed.
     """
@@ -40,17 +42,19 @@ class Plane:
     token_stride_bytes: int
     name: str = ""
     head_begin: int = 0
+    device: int = -1
     owner: object = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_array(cls, array: Any, name: str = "", head_range: tuple[int, int] | None = None) -> "Plane":
-        """Describe an array in host memory, without copying it.
+        """Describe an array in host memory or on a CUDA device, without copying it.
 
         Parameters
         ----------
         array : array, shape [B, H, N, C], any dtype
-            A torch tensor, or anything with ``__array_interface__`` (numpy). The last axis must be
-            contiguous, the others may have any stride as long as no two elements share a byte.
+            A torch tensor, or anything with ``__array_interface__`` (numpy) or ``__cuda_array_interface__``
+            (cupy; without ``device.id`` it counts as on device 0). The last axis must be contiguous, the
+            others may have any stride as long as no two elements share a byte.
         name : str
             Global layer name.
         head_range : (int, int), optional
@@ -61,9 +65,9 @@ class Plane:
         InvalidArgument
             Wrong number of axes, an empty axis, a last axis that is not contiguous, or a read-only array.
         Unsupported
-            The array is not in host memory.
+            The array is neither in host memory nor on a CUDA device.
         """
-        address, shape, strides, item_bytes = _describe(array, name)
+        device, address, shape, strides, item_bytes = _describe(array, name)
         if len(shape) != 4:
             raise InvalidArgument(
                 f"{_label(name)} has shape {list(shape)}: expected 4 axes, [blocks, heads, tokens, content]"
@@ -91,6 +95,7 @@ class Plane:
             token_stride_bytes=strides[2],
             name=name,
             head_begin=begin,
+            device=device,
             owner=array,
         )
 
@@ -124,7 +129,7 @@ class Group:
     block_size : int
         Tokens per block.
     planes : sequence of Plane
-        All with the same number of blocks.
+        All with the same number of blocks, and on one device.
     """
 
     block_size: int
@@ -134,6 +139,12 @@ class Group:
         object.__setattr__(self, "planes", tuple(self.planes))
         if not self.planes:
             raise InvalidArgument("a group needs at least one plane")
+        _one_device(self.planes)
+
+    @property
+    def device(self) -> int:
+        """Where its planes are: -1 in host memory, else the CUDA index."""
+        return self.planes[0].device
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ class Cache:
     Parameters
     ----------
     groups : sequence of Group
-        In the order in which block ids are given to the engine.
+        In the order in which block ids are given to the engine. All on one device.
     fingerprint : mapping of str to str
         Whatever both sides must have in common: weights, KV dtype, content order. Compared when two
         engines meet, together with the shapes; the first difference is named with both values.
@@ -158,6 +169,12 @@ class Cache:
         for name, value in self.fingerprint.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidArgument(f"fingerprint: {name!r}: {value!r} must both be str")
+        _one_device([plane for group in self.groups for plane in group.planes])
+
+    @property
+    def device(self) -> int:
+        """Where its arrays are: -1 in host memory, else the CUDA index."""
+        return self.groups[0].device if self.groups else -1
 
     def to_core(self) -> dict[str, Any]:
         """Return what the native engine takes. The arrays must stay alive: keep this object."""
@@ -167,6 +184,7 @@ class Cache:
                 for group in self.groups
             ],
             "fingerprint": dict(self.fingerprint),
+            "device": self.device,
         }
 
 
@@ -174,21 +192,61 @@ def _label(name: str) -> str:
     return f"plane {name!r}" if name else "the array"
 
 
-def _describe(array: Any, name: str) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
-    """Return address, shape, strides in bytes and bytes per element of a writable host array."""
+def _place(device: int) -> str:
+    return "in host memory" if device < 0 else f"on cuda:{device}"
+
+
+def _one_device(planes: Sequence[Plane]) -> None:
+    for plane in planes:
+        first = planes[0]
+        if plane.device != first.device:
+            raise InvalidArgument(
+                f"{_label(first.name)} is {_place(first.device)}, "
+                f"{_label(plane.name)} {_place(plane.device)}: all planes of a cache must be on one device"
+            )
+
+
+_Array = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+
+
+def _describe(array: Any, name: str) -> _Array:
+    """Return device, address, shape, strides in bytes and bytes per element of a writable array."""
+    where = getattr(array, "device", None)
     if all(hasattr(array, member) for member in ("data_ptr", "stride", "element_size")):
-        _require_host(getattr(getattr(array, "device", None), "type", "cpu"), name)
         item_bytes = int(array.element_size())
         strides = tuple(int(stride) * item_bytes for stride in array.stride())
-        return int(array.data_ptr()), tuple(int(size) for size in array.shape), strides, item_bytes
-    if hasattr(array, "__cuda_array_interface__"):
-        _require_host("cuda", name)
-    interface = getattr(array, "__array_interface__", None)
-    if interface is None:
-        raise InvalidArgument(
-            f"{_label(name)} is a {type(array).__name__}: expected a torch tensor, or an object with "
-            "__array_interface__ (numpy)"
+        return (
+            _torch_device(where, name),
+            int(array.data_ptr()),
+            tuple(map(int, array.shape)),
+            strides,
+            item_bytes,
         )
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _read_interface(interface, int(getattr(where, "id", 0)), name)
+    interface = getattr(array, "__array_interface__", None)
+    if interface is not None:
+        return _read_interface(interface, -1, name)
+    raise InvalidArgument(
+        f"{_label(name)} is a {type(array).__name__}: expected a torch tensor, or an object with "
+        "__array_interface__ (numpy) or __cuda_array_interface__ (cupy)"
+    )
+
+
+def _torch_device(device: Any, name: str) -> int:
+    kind = getattr(device, "type", "cpu")
+    if kind == "cpu":
+        return -1
+    if kind != "cuda":
+        raise Unsupported(
+            f"{_label(name)} is on {kind!r}: kvpush moves KV in host memory and on CUDA devices"
+        )
+    return int(getattr(device, "index", None) or 0)
+
+
+def _read_interface(interface: Mapping[str, Any], device: int, name: str) -> _Array:
+    """Both array interfaces have these fields in common."""
     address, read_only = interface["data"]
     if read_only:
         raise InvalidArgument(f"{_label(name)} is read-only: received KV could not be written to it")
@@ -200,9 +258,4 @@ def _describe(array: Any, name: str) -> tuple[int, tuple[int, ...], tuple[int, .
         for size in reversed(shape[1:]):
             dense.append(dense[-1] * size)
         strides = tuple(reversed(dense[: len(shape)]))
-    return int(address), shape, tuple(strides), item_bytes
-
-
-def _require_host(device: str, name: str) -> None:
-    if device != "cpu":
-        raise Unsupported(f"{_label(name)} is on {device!r}: device memory is not part of this version")
+    return device, int(address), shape, tuple(strides), item_bytes

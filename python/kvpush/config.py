@@ -36,6 +36,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "max_quarantined_bytes": (0, 1 << 44),
     "min_link_gb_per_s": (0.0, 1e6),
     "pack_threads": (0, 256),
+    "cuda_sms": (0, 1024),
 }
 
 
@@ -85,6 +86,11 @@ class Config:
         the rate, and warns below this. 0 does not measure.
     pack_threads : int
         Threads that copy; 0 copies on the engine's own thread, which is best where cores are few.
+    cuda_library : str
+        Path of the CUDA driver's library; empty is ``libcuda.so.1``, as the loader finds it. Loaded only for
+        a cache on a CUDA device.
+    cuda_sms : int
+        Multiprocessors of the GPU that one copy fills at most; 0 is an eighth of them, at least 2.
     nixl_library : str
         Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
     nixl_backends : tuple of str
@@ -123,6 +129,8 @@ class Config:
     max_quarantined_bytes: int = 1024 * _MIB
     min_link_gb_per_s: float = 0.5
     pack_threads: int = 0
+    cuda_library: str = ""
+    cuda_sms: int = 0
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
     nixl_device_memory: bool = False
@@ -135,11 +143,11 @@ class Config:
                 object.__setattr__(self, each.name, number)
         if self.transport not in TRANSPORTS:
             raise InvalidArgument(f"transport={self.transport!r}: expected one of {', '.join(TRANSPORTS)}")
-        if not isinstance(self.nixl_library, str | os.PathLike):
-            raise InvalidArgument(
-                f"nixl_library={self.nixl_library!r}: expected a path, or '' to search for it"
-            )
-        object.__setattr__(self, "nixl_library", os.fspath(self.nixl_library))
+        for name in ("cuda_library", "nixl_library"):
+            path = getattr(self, name)
+            if not isinstance(path, str | os.PathLike):
+                raise InvalidArgument(f"{name}={path!r}: expected a path, or '' to search for it")
+            object.__setattr__(self, name, os.fspath(path))
         backends = self.nixl_backends
         names = () if isinstance(backends, str) else tuple(backends)
         if not names or not all(isinstance(name, str) and name for name in names):
@@ -185,7 +193,7 @@ class Config:
         return cls(**values)
 
     def to_core(self) -> dict[str, Any]:
-        """Return what the native engine takes: times as integers in ``*_us``, NIXL's library resolved.
+        """Return what the native engine takes: times as integers in ``*_us``, paths of files resolved.
 
         The secret stays here: :mod:`kvpush.access` is all that uses it.
 
@@ -204,6 +212,7 @@ class Config:
             elif each.name != "secret":
                 core[each.name] = value
         core["nixl_backends"] = list(self.nixl_backends)
+        core["cuda_kernels"] = cuda_kernels_path()
         if self.transport == "nixl":
             library = self.nixl_library or find_nixl_library() or ""
             if not os.path.isfile(library):
@@ -213,6 +222,11 @@ class Config:
                 )
             core["nixl_library"] = library
         return core
+
+
+def cuda_kernels_path() -> str:
+    """Return where this installation has its CUDA kernels, if it was built with them."""
+    return os.path.join(os.path.dirname(__file__), "kvpush_kernels.fatbin")
 
 
 def find_nixl_library() -> str | None:

@@ -16,7 +16,8 @@ class Engine(_core.Engine):
     Parameters
     ----------
     cache : Cache
-        The arrays, each of shape [B, H, N, C] in host memory, and the model's fingerprint.
+        The arrays, each of shape [B, H, N, C], in host memory or all on one CUDA device, and the model's
+        fingerprint.
     config : Config, optional
         ``Config.from_env()`` if not given.
 
@@ -25,7 +26,8 @@ class Engine(_core.Engine):
     InvalidArgument
         Cache and configuration do not fit; the message names the plane or field and the values.
     Unsupported
-        The transport is not available here; ``kvpush.transports()`` says why.
+        The transport is not available here; ``kvpush.transports()`` says why. Or the cache is on a CUDA
+        device, and the driver, the device, or the kernels of this installation are missing.
 
     Notes
     -----

@@ -49,9 +49,9 @@ def test_interface_without_strides_is_c_order():
 class _Tensor:
     """What is used of a torch tensor."""
 
-    def __init__(self, device="cpu", stride=(60, 20, 5, 1)):
+    def __init__(self, device="cpu", stride=(60, 20, 5, 1), index=None):
         self.shape = (2, 3, 4, 5)
-        self.device = type("device", (), {"type": device})
+        self.device = type("device", (), {"type": device, "index": index})
         self._stride = stride
 
     def data_ptr(self):
@@ -85,14 +85,54 @@ def test_a_real_tensor():
         Plane.from_array(torch.zeros((1, 1, 1, 1), device="meta"))
 
 
-def test_device_memory_is_refused():
+class _Cupy:
+    """What is used of a cupy array: version 3 of the interface."""
+
+    def __init__(self, index=None, read_only=False, strides=None):
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3, 4, 5),
+            "typestr": "<f2",
+            "data": (1 << 40, read_only),
+            "strides": strides,
+            "stream": 1,
+            "version": 3,
+        }
+        if index is not None:
+            self.device = type("Device", (), {"id": index})
+
+
+def test_tensors_on_a_cuda_device():
+    plane = Plane.from_array(_Tensor(device="cuda", index=3))
+    assert (plane.device, plane.base, plane.content_bytes) == (3, 8192, 10)
+    assert Plane.from_array(_Tensor(device="cuda")).device == 0
+    assert Cache([Group(4, [plane])]).to_core()["device"] == 3
+
+
+def test_arrays_with_the_cuda_interface():
+    plane = Plane.from_array(_Cupy(index=2))
+    assert (plane.device, plane.base, plane.content_bytes) == (2, 1 << 40, 10)
+    assert (plane.block_stride_bytes, plane.head_stride_bytes, plane.token_stride_bytes) == (120, 40, 10)
+    plane = Plane.from_array(_Cupy(strides=(240, 80, 20, 2)))
+    assert (plane.device, plane.block_stride_bytes, plane.token_stride_bytes) == (0, 240, 20)
+    with pytest.raises(InvalidArgument, match="read-only"):
+        Plane.from_array(_Cupy(read_only=True))
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps", "meta"])
+def test_other_devices_are_refused(kind):
     with pytest.raises(
-        Unsupported, match="plane 'l' is on 'cuda': device memory is not part of this version"
+        Unsupported, match=f"plane 'l' is on '{kind}': kvpush moves KV in host memory and on CUDA"
     ):
-        Plane.from_array(_Tensor(device="cuda"), name="l")
-    cupy_like = type("ndarray", (), {"__cuda_array_interface__": {}})()
-    with pytest.raises(Unsupported, match="cuda"):
-        Plane.from_array(cupy_like)
+        Plane.from_array(_Tensor(device=kind), name="l")
+
+
+def test_a_cache_is_on_one_device():
+    host = Plane.from_array(_Tensor(), name="a")
+    first, second = (Plane.from_array(_Tensor(device="cuda", index=i), name=f"c{i}") for i in range(2))
+    with pytest.raises(InvalidArgument, match="plane 'a' is in host memory, plane 'c1' on cuda:1"):
+        Cache([Group(4, [host]), Group(4, [second])])
+    with pytest.raises(InvalidArgument, match="plane 'c0' is on cuda:0, plane 'c1' on cuda:1"):
+        Group(4, [first, second])
 
 
 @pytest.mark.parametrize(
@@ -127,6 +167,7 @@ def test_cache_describes_its_groups_in_order():
     assert [group["block_size"] for group in core["groups"]] == [4, 8]
     assert [[plane["name"] for plane in group["planes"]] for group in core["groups"]] == [["0", "1"], ["2"]]
     assert core["fingerprint"] == {"model": "m"}
+    assert core["device"] == cache.device == cache.groups[1].device == -1
     with pytest.raises(InvalidArgument, match="at least one plane"):
         Group(4, [])
     with pytest.raises(InvalidArgument, match="must both be str"):

@@ -179,14 +179,41 @@ def test_nics_are_read_from_sysfs(tmp_path: Path) -> None:
     ]
 
 
-def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 580.1'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert host.gpus() == [host.Gpu("NVIDIA H200", "143771 MiB", "580.1")]
-    tool.write_text("#!/bin/sh\necho 'no devices' >&2; exit 9\n")
-    assert host.gpus() == []
+def test_without_a_driver_the_doctor_says_so_in_one_line(
+    only_transports: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_transports()
+    monkeypatch.setenv("KVPUSH_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    gpus, reason = host.gpus()
+    assert gpus == []
+    assert "/nowhere/libcuda.so.1" in reason
+    report = json.loads(runner.invoke(app, ["doctor", "--json"]).stdout)
+    assert report["gpus"] == []
+    (line,) = [line for line in report["missing"] if line.startswith("GPU: ")]
+    assert reason in line
+    assert "\n" not in line
+
+
+def test_gpus_come_from_the_driver(
+    fake_cuda: Path, only_transports: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_transports()
+    # In processes of their own: a driver that is loaded once stays.
+    env = {**os.environ, "KVPUSH_CUDA_LIBRARY": str(fake_cuda), "FAKE_CUDA_DEVICES": "2"}
+    code = "from kvpush.doctor import host; import json; gpus, why = host.gpus(); "
+    code += "print(json.dumps([[g.__dict__ for g in gpus], why]))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    gpus, reason = json.loads(done.stdout)
+    assert reason == ""
+    assert [gpu["index"] for gpu in gpus] == [0, 1]
+    assert gpus[0]["compute"] == "9.0"
+    assert len({gpu["uuid"] for gpu in gpus}) == 2
+    monkeypatch.setattr(host, "gpus", lambda: ([host.Gpu(**gpu) for gpu in gpus], ""))
+    for there, text in ((True, "kernels in this installation"), (False, "build kvpush with nvcc")):
+        monkeypatch.setattr(host, "has_cuda_kernels", lambda there=there: there)
+        assert gpus[1]["uuid"] in runner.invoke(app, ["doctor"]).output.replace("\n", "")
+        assert text in " ".join(runner.invoke(app, ["doctor"]).output.split())
+        assert json.loads(runner.invoke(app, ["doctor", "--json"]).stdout)["cuda_kernels"] is there
 
 
 @pytest.mark.parametrize(

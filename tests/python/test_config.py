@@ -62,6 +62,7 @@ def test_integers_of_other_types_are_taken():
         ("nixl_library", 3),
         ("nixl_device_memory", 1),
         ("nixl_device_memory", "true"),
+        ("cuda_library", None),
     ],
 )
 def test_text_fields_are_checked(name, bad):
@@ -128,6 +129,7 @@ def test_core_gets_microseconds():
     assert core["close_timeout_us"] == 0
     assert core["pairing_timeout_us"] == 60_000_000
     assert all(type(value) in (bool, int, str, list) for value in core.values())
+    assert core.pop("cuda_kernels").endswith("kvpush_kernels.fatbin")
     assert core.pop("min_link_bytes_per_s") == 500_000_000
     assert {name.removesuffix("_us").removesuffix("_s") for name in core} == {
         name.removesuffix("_s") for name in FIELDS if name not in ("secret", "min_link_gb_per_s")

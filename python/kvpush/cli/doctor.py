@@ -44,6 +44,7 @@ class Report:
     core_error: str
     transports: list[TransportReport]
     gpus: "list[Gpu]"
+    cuda_kernels: bool
     nics: "list[Nic]"
     nixl: str | None
     libfabric: str | None
@@ -80,6 +81,7 @@ def examine(progress: Any = lambda name: None) -> Report:
     for name, reason in known.items():
         progress(name)
         transports.append(_examine_transport(name, reason))
+    gpus, no_gpu = host.gpus()
     report = Report(
         ok=any(transport.ok for transport in transports),
         kvpush=version_of("kvpush"),
@@ -87,13 +89,14 @@ def examine(progress: Any = lambda name: None) -> Report:
         machine=f"{platform.system()} {platform.release()} {platform.machine()}",
         core_error=core_error,
         transports=transports,
-        gpus=host.gpus(),
+        gpus=gpus,
+        cuda_kernels=host.has_cuda_kernels(),
         nics=host.nics(),
         nixl=host.nixl_version(),
         libfabric=host.libfabric_version(),
         vllm=host.vllm(),
     )
-    report.missing = _missing(report)
+    report.missing = _missing(report, no_gpu)
     return report
 
 
@@ -134,7 +137,7 @@ def _examine_transport(name: str, reason: str) -> TransportReport:
     )
 
 
-def _missing(report: Report) -> list[str]:
+def _missing(report: Report, no_gpu: str) -> list[str]:
     """Return one line for each thing that is not here: what, and how to get it."""
     lines = []
     if report.core_error:
@@ -147,8 +150,10 @@ def _missing(report: Report) -> list[str]:
         lines.append(f"vLLM: {report.vllm.problem}")
     if not any(nic.kind == "rdma" for nic in report.nics):
         lines.append("RDMA: no device in /sys/class/infiniband; transfers between hosts run over TCP")
-    if not report.gpus:
-        lines.append("GPU: none found by nvidia-smi; KV in host memory works without one")
+    if no_gpu:
+        lines.append(f"GPU: {no_gpu}; KV in host memory works without one")
+    elif not report.cuda_kernels:
+        lines.append("CUDA kernels: not in this installation; build kvpush with nvcc on PATH (KVPUSH_NVCC)")
     return lines
 
 
@@ -169,13 +174,17 @@ def _print(report: Report, console: "Console") -> None:
         )
     console.print(f"kvpush {report.kvpush or '(not installed by pip)'}, {report.python}, {report.machine}")
     console.print(table)
-    gpus = "; ".join(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in report.gpus)
+    kernels = "kernels in this installation" if report.cuda_kernels else "NO kernels in this installation"
+    gpus = "; ".join(
+        f"{gpu.index}: {gpu.name}, compute {gpu.compute}, CUDA {gpu.driver}, {gpu.uuid}"
+        for gpu in report.gpus
+    )
     nics = "; ".join(f"{n.name} ({n.kind}, {n.state}{', ' + n.rate if n.rate else ''})" for n in report.nics)
     vllm = report.vllm
     plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
     support = "supported" if vllm.supported else "NOT supported"
     for label, text in (
-        ("GPUs", gpus or "none"),
+        ("GPUs", f"{gpus} ({kernels})" if gpus else "none"),
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),
         ("libfabric", report.libfabric or "not found"),

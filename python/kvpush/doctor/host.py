@@ -4,7 +4,6 @@ import ctypes
 import importlib.metadata
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,10 +17,13 @@ VLLM_SUPPORTED = ((0, 32), (0, 33))
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as its driver names it."""
+    """One GPU as the CUDA driver describes it. ``driver`` is the CUDA version that it supports."""
 
+    index: int
     name: str
-    memory: str
+    uuid: str
+    compute: str
+    num_sms: int
     driver: str
 
 
@@ -45,15 +47,25 @@ class Vllm:
     problem: str
 
 
-def gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs that ``nvidia-smi`` lists."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = "--query-gpu=name,memory.total,driver_version"
-    answer = _ask([tool, query, "--format=csv,noheader"], timeout_s=20.0)
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
-    return [Gpu(*row) for row in rows if len(row) == 3]
+def gpus() -> tuple[list[Gpu], str]:
+    """Return the GPUs that the CUDA driver has for this process, or none and why."""
+    try:
+        from kvpush import _core
+        from kvpush.config import Config
+
+        found = _core.cuda_devices(Config.from_env().cuda_library)
+    except Exception as error:  # a broken build or driver may fail in any way, and this is where it shows
+        return [], str(error)
+    return [
+        Gpu(**device) for device in found
+    ], "" if found else "the CUDA driver has no device for this process"
+
+
+def has_cuda_kernels() -> bool:
+    """Return whether this installation was built with CUDA kernels."""
+    from kvpush.config import cuda_kernels_path
+
+    return os.path.isfile(cuda_kernels_path())
 
 
 def nics(sys_class: Path = Path("/sys/class")) -> list[Nic]:
