@@ -1,4 +1,4 @@
-// The packer by itself, for `kvpush bench pack`.
+// The packer by itself, and memory of a GPU, for `kvpush bench`.
 #include <poll.h>
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "base/clock.hpp"
 #include "bindings/bindings.hpp"
-#include "pack/cpu/cpu_packer.hpp"
+#include "shim/device_memory.hpp"
 
 namespace kvpush::bindings {
 namespace {
@@ -17,10 +17,9 @@ using Part = std::tuple<std::uint32_t, std::uint32_t, std::vector<std::int32_t>,
 
 class BenchPacker {
  public:
-  BenchPacker(const py::dict& cache, unsigned num_threads) : cache_(cache_from(cache)) {
+  BenchPacker(const py::dict& cache, const py::dict& config) : cache_(cache_from(cache)) {
     check(cache_->validate());
-    if (cache_->device >= 0) raise({Code::kUnsupported, "the packer of host memory cannot reach a device"});
-    packer_ = make_cpu_packer(*cache_, num_threads);
+    packer_ = packer_from(config, *cache_, device_from(config, cache_->device));
   }
 
   /// Returns when all jobs have ended, with the first error of any.
@@ -70,19 +69,85 @@ TimeUs timed(BenchPacker& packer, bool unpack, const std::vector<Part>& parts) {
   return taken;
 }
 
+/// Memory of device 0 and a stream of its own; every call returns when its copy has ended.
+class BenchBuffer {
+ public:
+  BenchBuffer(std::size_t num_bytes, const py::dict& config)
+      : device_(device_from(config, 0)),
+        size_(num_bytes),
+        memory_(check(DeviceMemory::allocate(device_, size_))) {
+    const CudaScope scope(*device_);
+    check(cuda().check(cuda().stream_create(&stream_, kCudaStreamNonBlocking, 0),
+                       "cuStreamCreateWithPriority"));
+  }
+  BenchBuffer(const BenchBuffer&) = delete;
+  BenchBuffer& operator=(const BenchBuffer&) = delete;
+  ~BenchBuffer() {
+    const CudaScope scope(*device_);
+    (void)cuda().stream_destroy(stream_);
+  }
+
+  [[nodiscard]] std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(memory_.data()); }
+  [[nodiscard]] std::size_t num_bytes() const { return size_; }
+  void upload(const py::buffer& content) { move(address(), address_of(content.request()), size_); }
+  void download(const py::buffer& content) { move(address_of(content.request(true)), address(), size_); }
+  void copy(std::size_t to, const BenchBuffer& source, std::size_t begin, std::size_t num_bytes) {
+    if (num_bytes > size_ || to > size_ - num_bytes || num_bytes > source.size_ ||
+        begin > source.size_ - num_bytes) {
+      raise({Code::kInvalidArgument, std::to_string(num_bytes) + " bytes do not lie within both buffers"});
+    }
+    move(address() + to, source.address() + begin, num_bytes);
+  }
+
+ private:
+  [[nodiscard]] const CudaDriver& cuda() const { return device_->driver(); }
+  [[nodiscard]] std::uintptr_t address_of(const py::buffer_info& info) const {
+    if (static_cast<std::size_t>(info.size * info.itemsize) != size_) {
+      raise({Code::kInvalidArgument, "an array of " + std::to_string(info.size * info.itemsize) +
+                                         " bytes for a buffer of " + std::to_string(size_)});
+    }
+    return reinterpret_cast<std::uintptr_t>(info.ptr);
+  }
+  void move(std::uintptr_t to, std::uintptr_t from, std::size_t num_bytes) {
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      const CudaScope scope(*device_);
+      status = cuda().check(cuda().memcpy_async(to, from, num_bytes, stream_), "cuMemcpyAsync");
+      if (status.ok()) status = cuda().check(cuda().stream_synchronize(stream_), "cuStreamSynchronize");
+    }
+    check(status);
+  }
+
+  std::shared_ptr<const CudaDevice> device_;
+  std::size_t size_;
+  DeviceMemory memory_;
+  CudaStream stream_ = nullptr;
+};
+
 }  // namespace
 
 void bind_bench(py::module_& module) {
   py::class_<BenchPacker>(module, "BenchPacker",
-                          R"(The packer of host memory by itself, for `kvpush bench pack`.
+                          R"(The packer by itself, for `kvpush bench pack`.
 
-Takes kvpush.Cache.to_core() and the number of threads that copy (0: the caller's).)")
-      .def(py::init<const py::dict&, unsigned>(), py::arg("cache"), py::arg("num_threads"))
+Takes kvpush.Cache.to_core() and kvpush.Config.to_core().)")
+      .def(py::init<const py::dict&, const py::dict&>(), py::arg("cache"), py::arg("config"))
       .def("run", &timed, py::arg("unpack"), py::arg("parts"),
            R"(Packs, or unpacks, and returns the microseconds until the last part has ended.
 
 A part is (first plane, last plane + 1, block ids, address of the dense form) of group 0, all heads. The caller
 sees to it that the dense form has room. Raises InvalidArgument for a part that does not lie within the cache.)");
+  py::class_<BenchBuffer>(module, "BenchBuffer", R"(Memory of CUDA device 0, for `kvpush bench` and tests.
+
+Takes a number of bytes and kvpush.Config.to_core(). Every call returns when its copy has ended.)")
+      .def(py::init<std::size_t, const py::dict&>(), py::arg("num_bytes"), py::arg("config"))
+      .def_property_readonly("address", &BenchBuffer::address)
+      .def_property_readonly("num_bytes", &BenchBuffer::num_bytes)
+      .def("upload", &BenchBuffer::upload, py::arg("content"))
+      .def("download", &BenchBuffer::download, py::arg("content"))
+      .def("copy", &BenchBuffer::copy, py::arg("to"), py::arg("source"), py::arg("begin"),
+           py::arg("num_bytes"));
 }
 
 }  // namespace kvpush::bindings

@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.hpp"
 #include "pack/cpu/cpu_packer.hpp"
+#include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
 #include "transport/fault/fault_transport.hpp"
 #include "transport/nixl/nixl_transport.hpp"
@@ -119,13 +120,19 @@ EngineConfig config_from(const py::dict& description) {
   return config;
 }
 
+std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& cache,
+                                    std::shared_ptr<const CudaDevice> device) {
+  if (device == nullptr) return make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
+  const CudaPackerOptions options{get<unsigned>(description, "cuda_sms"),
+                                  get<bool>(description, "cuda_bulk")};
+  return check(
+      make_cuda_packer(cache, std::move(device), get<std::string>(description, "cuda_kernels"), options));
+}
+
 EngineParts parts_from(const py::dict& description, const Cache& cache) {
   EngineParts parts;
   static_cast<Uuid&>(parts.incarnation) = random_uuid();
-  std::shared_ptr<const CudaDevice> device;
-  if (cache.device >= 0) {
-    device = check(open_cuda_device(get<std::string>(description, "cuda_library"), cache.device));
-  }
+  const std::shared_ptr<const CudaDevice> device = device_from(description, cache.device);
   auto name = get<std::string>(description, "transport");
   if (name == "auto") name = kAutoTransport;
   parts.transport = check(make_transport(name, parts.incarnation, description, device));
@@ -133,12 +140,7 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
     const FaultPolicy policy = fault_policy_from(description["faults"].cast<py::dict>());
     parts.transport = make_fault_transport(std::move(parts.transport), policy);
   }
-  if (device != nullptr) {
-    parts.packer = check(make_cuda_packer(cache, device, get<std::string>(description, "cuda_kernels"),
-                                          get<unsigned>(description, "cuda_sms")));
-  } else {
-    parts.packer = make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
-  }
+  parts.packer = packer_from(description, cache, device);
   return parts;
 }
 

@@ -94,17 +94,18 @@ Result<Bytes> read_kernels(const std::string& path) {
 
 }  // namespace
 
-Result<std::shared_ptr<const CudaDevice>> open_cuda_device(const std::string& library, int index) {
-  auto driver = driver_at(library);
-  if (!driver.ok()) return driver.status();
-  return CudaDevice::open(std::move(driver).value(), index);
+std::shared_ptr<const CudaDevice> device_from(const py::dict& description, int index) {
+  if (index < 0) return nullptr;
+  auto driver = check(driver_at(description["cuda_library"].cast<std::string>()));
+  return check(CudaDevice::open(std::move(driver), index));
 }
 
 Result<std::unique_ptr<Packer>> make_cuda_packer(const Cache& cache, std::shared_ptr<const CudaDevice> device,
-                                                 const std::string& kernels, unsigned num_sms) {
+                                                 const std::string& kernels,
+                                                 const CudaPackerOptions& options) {
   const Result<Bytes> bytes = read_kernels(kernels);
   if (!bytes.ok()) return bytes.status();
-  return kvpush::make_cuda_packer(cache, std::move(device), bytes.value(), CudaPackerOptions{num_sms});
+  return kvpush::make_cuda_packer(cache, std::move(device), bytes.value(), options);
 }
 
 void bind_cuda(py::module_& module) {

@@ -10,6 +10,7 @@
 #include "base/status.hpp"
 #include "cache/cache.hpp"
 #include "engine/engine.hpp"
+#include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
 
 namespace kvpush::bindings {
@@ -34,11 +35,15 @@ std::unique_ptr<const Cache> cache_from(const py::dict& description);
 EngineConfig config_from(const py::dict& description);
 EngineParts parts_from(const py::dict& description, const Cache& cache);
 
-/// The device that a cache is on, of the driver at `library` (empty: the default). Unsupported says why not.
-Result<std::shared_ptr<const CudaDevice>> open_cuda_device(const std::string& library, int index);
-/// `kernels` is the file that has them. Unsupported says what is missing and how to get it.
+/// The CUDA device with this index, by the driver that the configuration names; null for -1.
+std::shared_ptr<const CudaDevice> device_from(const py::dict& description, int index);
+/// The packer of a cache on `device`; `kernels` is the file of the copy kernels.
 Result<std::unique_ptr<Packer>> make_cuda_packer(const Cache& cache, std::shared_ptr<const CudaDevice> device,
-                                                 const std::string& kernels, unsigned num_sms);
+                                                 const std::string& kernels,
+                                                 const CudaPackerOptions& options);
+/// The packer of a cache as the configuration wants it; `device` is the cache's.
+std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& cache,
+                                    std::shared_ptr<const CudaDevice> device);
 
 /// Transport name to "", or to why it cannot be used here.
 py::dict transports(const std::string& nixl_library);

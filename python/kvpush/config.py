@@ -91,6 +91,8 @@ class Config:
         a cache on a CUDA device.
     cuda_sms : int
         Multiprocessors of the GPU that one copy fills at most; 0 is an eighth of them, at least 2.
+    cuda_bulk : bool
+        Rows of 2 KiB and more by the GPU's bulk copies, compute capability 9.0 and newer. Not yet run on one.
     nixl_library : str
         Path of ``libnixl_capi.so``; empty looks for it in the installed NIXL distribution.
     nixl_backends : tuple of str
@@ -131,6 +133,7 @@ class Config:
     pack_threads: int = 0
     cuda_library: str = ""
     cuda_sms: int = 0
+    cuda_bulk: bool = False
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
     nixl_device_memory: bool = False
@@ -153,8 +156,9 @@ class Config:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
-        if not isinstance(self.nixl_device_memory, bool):
-            raise InvalidArgument(f"nixl_device_memory={self.nixl_device_memory!r}: expected True or False")
+        for name in ("cuda_bulk", "nixl_device_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name}={getattr(self, name)!r}: expected True or False")
         check_secret(self.secret)
         if self.slot_bytes * self.num_slots > self.landing_bytes:
             raise InvalidArgument(

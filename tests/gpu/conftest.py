@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_tools import FakeGpu, RealGpu
+from gpu_tools import KERNELS_VARIABLE, FakeGpu, RealGpu, use_kernels_of_test
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "build" / "debug" / "libfake_cuda.so"
@@ -36,7 +36,8 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("KVPUSH_CUDA_LIBRARY", str(FAKE))
     kernels = tmp_path / "kernels.fatbin"
     kernels.write_bytes(b"the fake driver plays the kernels")
-    monkeypatch.setenv("KVPUSH_CUDA_KERNELS", str(kernels))
+    monkeypatch.setenv(KERNELS_VARIABLE, str(kernels))
+    use_kernels_of_test(monkeypatch.setattr)
     fake = FakeGpu(ctypes.CDLL(str(FAKE)))
     fake.library.fake_cuda_reset()
     yield fake
