@@ -45,14 +45,18 @@ class CudaDevice {
 };
 
 /// Makes a device's context current on this thread while it lives, and leaves what was current before. If
-/// that fails, the calls made under it fail.
+/// that fails, the calls made under it fail. Also lets this thread make any call while another one captures a
+/// CUDA graph: an allocation or a query would otherwise spoil that graph, and fail.
 class CudaScope {
  public:
   explicit CudaScope(const CudaDevice& device)
-      : driver_(device.driver()), pushed_(driver_.context_push(device.context()) == kCudaOk) {}
+      : driver_(device.driver()), pushed_(driver_.context_push(device.context()) == kCudaOk) {
+    (void)driver_.exchange_capture_mode(&capture_mode_);
+  }
   CudaScope(const CudaScope&) = delete;
   CudaScope& operator=(const CudaScope&) = delete;
   ~CudaScope() {
+    (void)driver_.exchange_capture_mode(&capture_mode_);
     CudaContext popped = nullptr;
     if (pushed_) (void)driver_.context_pop(&popped);
   }
@@ -60,6 +64,7 @@ class CudaScope {
  private:
   const CudaDriver& driver_;
   const bool pushed_;
+  int capture_mode_ = kCudaCaptureModeRelaxed;  ///< and from then on what it was before
 };
 
 }  // namespace kvpush

@@ -44,6 +44,7 @@ struct CudaUuid {
 
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
+inline constexpr int kCudaCaptureModeRelaxed = 2;
 inline constexpr unsigned kCudaHostPortable = 1;   ///< of cuMemHostAlloc and cuMemHostRegister
 inline constexpr unsigned kCudaHostDeviceMap = 2;  ///< the same
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
@@ -75,6 +76,7 @@ inline constexpr int kCudaFlushToOwner = 100;
   X(cuCtxPushCurrent_v2, context_push, CudaCode(CudaContext))                                                \
   X(cuCtxPopCurrent_v2, context_pop, CudaCode(CudaContext*))                                                 \
   X(cuCtxGetStreamPriorityRange, stream_priority_range, CudaCode(int*, int*))                                \
+  X(cuThreadExchangeStreamCaptureMode, exchange_capture_mode, CudaCode(int*))                                \
   X(cuFlushGPUDirectRDMAWrites, flush_gpu_direct_writes, CudaCode(int, int))                                 \
   X(cuPointerGetAttribute, pointer_get_attribute, CudaCode(void*, int, CudaPointer))                         \
   X(cuMemAlloc_v2, mem_alloc, CudaCode(CudaPointer*, std::size_t))                                           \

@@ -108,6 +108,30 @@ TEST(scope_leaves_what_was_current_before) {
   CHECK_EQ(cuda.stream_priority_range(&least, &greatest), 201);
 }
 
+TEST(scope_does_not_spoil_the_graph_that_another_thread_captures) {
+  fake().reset();
+  const auto device = open_device();
+  const CudaDriver& cuda = device->driver();
+  constexpr int kGlobal = 0;
+  const auto mode = [&cuda] {
+    int before = kGlobal;
+    CHECK_EQ(cuda.exchange_capture_mode(&before), 0);
+    int here = before;
+    CHECK_EQ(cuda.exchange_capture_mode(&here), 0);
+    return before;
+  };
+  CHECK_EQ(mode(), kGlobal);
+  {
+    const CudaScope outer(*device);
+    CHECK_EQ(mode(), kCudaCaptureModeRelaxed);
+    {
+      const CudaScope inner(*device);
+    }
+    CHECK_EQ(mode(), kCudaCaptureModeRelaxed);
+  }
+  CHECK_EQ(mode(), kGlobal);
+}
+
 TEST(device_memory_is_shared_with_another_process) {
   fake().reset();
   const auto device = open_device();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "fake_state.hpp"
 
@@ -192,6 +193,14 @@ FAKE_CUDA_EXPORT CudaCode cuCtxGetStreamPriorityRange(int* least, int* greatest)
   FAKE_CUDA_ENTER(cuCtxGetStreamPriorityRange, kContext);
   if (least != nullptr) *least = 0;
   if (greatest != nullptr) *greatest = -5;
+  return kCudaOk;
+}
+
+FAKE_CUDA_EXPORT CudaCode cuThreadExchangeStreamCaptureMode(int* mode) {
+  FAKE_CUDA_ENTER(cuThreadExchangeStreamCaptureMode, kDriver);
+  thread_local int current = 0;
+  if (*mode < 0 || *mode > kCudaCaptureModeRelaxed) return kInvalidValue;
+  std::swap(current, *mode);
   return kCudaOk;
 }
 

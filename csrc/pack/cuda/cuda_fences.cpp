@@ -62,6 +62,7 @@ Result<FenceId> CudaFences::capture(std::uint64_t event) {
 
 bool CudaFences::passed(FenceId fence) {
   if (fence == 0) return true;
+  const CudaScope scope(*device_);
   const std::lock_guard lock(mutex_);
   const std::size_t index = fence - 1;
   if (device_->driver().event_query(pairs_[index].event) == kCudaNotReady) return false;
