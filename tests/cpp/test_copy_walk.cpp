@@ -113,9 +113,30 @@ void count_stores(const CopyArgs& args, const Launch& launch) {
   }
 }
 
+struct CountingMover {
+  unsigned lane;
+
+  void load(unsigned, const std::byte*, std::uint32_t) {}
+  void wait(unsigned) {}
+  [[nodiscard]] std::uint64_t word(unsigned, std::uint32_t) const { return 0; }
+  void store(unsigned, std::byte* to, std::uint32_t num_bytes) const {
+    const auto at = static_cast<std::size_t>(to - stores.begin);
+    for (std::size_t i = at; lane == 0 && i < at + num_bytes; ++i) ++stores.counts.at(i);
+  }
+  void finish() {}
+};
+
+void count_bulk_stores(const CopyArgs& args, const Launch& launch) {
+  const std::uint64_t num_warps = std::uint64_t{launch.num_blocks} * launch.threads / kWarpThreads;
+  for (std::uint64_t warp = 0; warp < num_warps; ++warp) {
+    CountingMover mover{0};
+    copy_pieces<true>(args, {warp, num_warps, 0}, mover);
+  }
+}
+
 void check_launch(const Paged& source, const Paged& target, const Box& box,
                   const std::vector<std::int32_t>& ids, const Launch& launch, unsigned chunk_bytes,
-                  std::size_t dense_shift) {
+                  std::size_t dense_shift, bool bulk = false) {
   const std::size_t size = packed_bytes(source.cache, box);
   std::vector<std::byte> expected(size);
   const PackDone by_cpu = run_pack_job(source.cache, {1, PackJob::Kind::kPack, box, ids, expected.data()});
@@ -126,7 +147,7 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   std::byte* const dense = slot.data() + kGuardBytes + dense_shift;
   Scratch scratch;
   const CopyArgs packing = args_for(source, box, ids, dense, chunk_bytes, scratch);
-  play_copy(packing, true, launch.num_blocks, launch.threads);
+  play_copy(packing, true, bulk, launch.num_blocks, launch.threads);
   CHECK_EQ(scratch.checksum, by_cpu.checksum);
   CHECK_EQ(scratch.partial_sum, 0U);
   CHECK_EQ(scratch.num_arrived, 0U);
@@ -136,7 +157,12 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   CHECK(std::all_of(dense + size, slot.data() + slot.size(), is_guard));
 
   stores = {dense, std::vector<std::uint8_t>(size)};
+  if (bulk) {
+    count_bulk_stores(packing, launch);
+    chunk_bytes = 0;
+  }
   switch (chunk_bytes) {
+    case 0: break;
     case 16: count_stores<16>(packing, launch); break;
     case 8: count_stores<8>(packing, launch); break;
     case 4: count_stores<4>(packing, launch); break;
@@ -156,7 +182,7 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   auto& storage = const_cast<std::vector<std::vector<std::byte>>&>(target.storage);
   for (std::size_t i = 0; i < storage.size(); ++i)
     std::copy(before[i].begin(), before[i].end(), storage[i].begin());
-  play_copy(args_for(target, box, ids, dense, chunk_bytes, scratch), false, launch.num_blocks,
+  play_copy(args_for(target, box, ids, dense, chunk_bytes, scratch), false, bulk, launch.num_blocks,
             launch.threads);
   CHECK_EQ(scratch.checksum, by_cpu.checksum);
   CHECK_EQ(scratch.num_arrived, 0U);
@@ -222,6 +248,23 @@ TEST(segments_of_the_checksum_end_anywhere_in_a_tile) {
       const auto ids = some_ids(5, count, random);
       check_launch(source, target, source.box(0, 2, count), ids, {3, 64}, 16, 0);
       check_launch(source, target, source.box(1, 2, count), ids, {1, 32}, 8, 8);
+    }
+  }
+}
+
+TEST(bulk_copies_of_long_rows) {
+  std::mt19937_64 random(4);
+  const std::vector<Plane> planes{make_plane({6, 2, 3, 2048}, kNestings[4]),
+                                  make_plane({6, 2, 1, 6160}, kNestings[0]),
+                                  make_plane({6, 2, 4, 2064}, {"bnh", 0, 16, 32})};
+  const Paged source(planes, 0, random);
+  const Paged target(planes, 0, random);
+  for (std::uint32_t begin = 0; begin < 3; ++begin) {
+    for (std::uint32_t end = begin + 1; end <= 3; ++end) {
+      const auto ids = some_ids(6, 1 + random() % 6, random);
+      for (const Launch& launch : kLaunches) {
+        check_launch(source, target, source.box(begin, end, ids.size()), ids, launch, 16, 0, true);
+      }
     }
   }
 }

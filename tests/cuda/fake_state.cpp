@@ -158,7 +158,7 @@ void run_copy(const CudaFunctionObject& function, const CopyArgs& args, unsigned
   require_memory(args.dense, static_cast<std::size_t>(dense_bytes), "dense form");
   if (!divides(chunk, static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(args.dense))))
     die("misaligned dense form");
-  play_copy(args, function.packing, num_blocks, threads_per_block);
+  play_copy(args, function.packing, function.bulk, num_blocks, threads_per_block);
   if (*args.partial_sum != 0 || *args.num_arrived != 0) die("a launch leaves counters that are not 0");
 }
 

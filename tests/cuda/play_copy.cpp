@@ -23,8 +23,32 @@ struct PlayedChunk {
   std::byte bytes[kBytes];
 };
 
+/// The stages of a warp as one of its lanes sees them. Lane 0 stores.
+struct PlayedMover {
+  unsigned lane = 0;
+  std::byte stages[2][kPieceBytes] = {};
+
+  void load(unsigned stage, const std::byte* from, std::uint32_t num_bytes) {
+    std::memcpy(stages[stage], from, num_bytes);
+  }
+  void wait(unsigned) {}
+  [[nodiscard]] std::uint64_t word(unsigned stage, std::uint32_t at) const {
+    std::uint64_t value = 0;
+    std::memcpy(&value, stages[stage] + at, sizeof(value));
+    return value;
+  }
+  void store(unsigned stage, std::byte* to, std::uint32_t num_bytes) const {
+    if (lane == 0) std::memcpy(to, stages[stage], num_bytes);
+  }
+  void finish() {}
+};
+
 template <bool kPacking>
-std::uint64_t share(const CopyArgs& args, const Worker& worker) {
+std::uint64_t share(const CopyArgs& args, bool bulk, const Worker& worker) {
+  if (bulk) {
+    PlayedMover mover{worker.lane};
+    return copy_pieces<kPacking>(args, worker, mover);
+  }
   switch (args.chunk_bytes) {
     case 16: return copy_share<PlayedChunk<16>, kPacking>(args, worker);
     case 8: return copy_share<PlayedChunk<8>, kPacking>(args, worker);
@@ -36,14 +60,15 @@ std::uint64_t share(const CopyArgs& args, const Worker& worker) {
 
 }  // namespace
 
-void play_copy(const CopyArgs& args, bool packing, unsigned num_blocks, unsigned threads_per_block) {
+void play_copy(const CopyArgs& args, bool packing, bool bulk, unsigned num_blocks,
+               unsigned threads_per_block) {
   const unsigned warps_per_block = threads_per_block / kWarpThreads;
   for (unsigned block = 0; block < num_blocks; ++block) {
     std::uint64_t of_block = 0;
     for (unsigned thread = 0; thread < threads_per_block; ++thread) {
       const Worker worker{std::uint64_t{block} * warps_per_block + thread / kWarpThreads,
                           std::uint64_t{num_blocks} * warps_per_block, thread % kWarpThreads};
-      of_block += packing ? share<true>(args, worker) : share<false>(args, worker);
+      of_block += packing ? share<true>(args, bulk, worker) : share<false>(args, bulk, worker);
     }
     *args.partial_sum += of_block;
     if ((*args.num_arrived)++ != num_blocks - 1) continue;

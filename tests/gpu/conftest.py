@@ -2,6 +2,7 @@
 kernels' machine code runs everywhere."""
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "build" / "debug" / "libfake_cuda.so"
 
 
+@functools.cache
 def real_reason() -> str:
     """Why no real GPU can be used, or "". In a process of its own: a CUDA context is never forked."""
     code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no CUDA device')"
@@ -35,7 +37,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
     # Loaded once per process: the core keeps a driver for the process's life.
     monkeypatch.setenv("KVPUSH_CUDA_LIBRARY", str(FAKE))
     kernels = tmp_path / "kernels.fatbin"
-    kernels.write_bytes(b"the fake driver plays the kernels")
+    kernels.write_bytes(b"fake kernels: the driver plays them")
     monkeypatch.setenv(KERNELS_VARIABLE, str(kernels))
     use_kernels_of_test(monkeypatch.setattr)
     fake = FakeGpu(ctypes.CDLL(str(FAKE)))

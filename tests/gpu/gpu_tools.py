@@ -1,10 +1,12 @@
 """What tests do with a GPU, real or fake, in the same words. As a script: P in a process of its own."""
 
+import contextlib
 import ctypes
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +74,12 @@ class FakeGpu(Gpu):
 class FakeEvent:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
-        context = ctypes.c_void_p()
-        assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-        assert library.cuCtxPushCurrent_v2(context) == 0
-        assert library.cuStreamCreateWithPriority(ctypes.byref(self._stream), 1, 0) == 0
-        assert library.cuEventCreate(ctypes.byref(self._event), 2) == 0
-        library.fake_cuda_hold(self._stream)
-        assert library.cuEventRecord(self._event, self._stream) == 0
-        library.cuCtxPopCurrent_v2(ctypes.byref(context))
+        self._context = self._made("cuDevicePrimaryCtxRetain", 0)
+        with self._current():
+            self._stream = self._made("cuStreamCreateWithPriority", 1, 0)
+            self._event = self._made("cuEventCreate", 2)
+            library.fake_cuda_hold(self._stream)
+            self._call("cuEventRecord", self._event, self._stream)
 
     @property
     def handle(self) -> int:
@@ -90,9 +89,25 @@ class FakeEvent:
     def release(self) -> None:
         """End the work, and the event: what waits for it was captured before."""
         self._library.fake_cuda_release(self._stream)
-        self._library.cuEventDestroy_v2(self._event)
-        self._library.cuStreamDestroy_v2(self._stream)
-        self._library.cuDevicePrimaryCtxRelease_v2(0)
+        with self._current():
+            self._call("cuEventDestroy_v2", self._event)
+            self._call("cuStreamDestroy_v2", self._stream)
+        self._call("cuDevicePrimaryCtxRelease_v2", 0)
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = getattr(self._library, name)(*args)
+        assert code == 0, (name, code)
+
+    def _made(self, name: str, *args: Any) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        self._call(name, ctypes.byref(made), *args)
+        return made
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", self._context)
+        yield
+        self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 class RealGpu(Gpu):

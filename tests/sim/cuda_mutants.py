@@ -109,4 +109,25 @@ CUDA_MUTANTS = [
         "targets[i] = dense;",
         "an unpack writes the slot",
     ),
+    Mutant(
+        "piece_across_rows",
+        WALK,
+        "num_bytes_ = left < kPieceBytes ?",
+        "num_bytes_ = left < 0 ?",
+        "the last piece of a row goes on into what follows it",
+    ),
+    Mutant(
+        "pieces_of_whole_rows_only",
+        WALK,
+        "(static_cast<std::uint64_t>(layout.content_bytes) + kPieceBytes - 1) / kPieceBytes;",
+        "static_cast<std::uint64_t>(layout.content_bytes) / kPieceBytes;",
+        "a row's shorter last piece is not copied",
+    ),
+    Mutant(
+        "stage_filled_too_early",
+        WALK,
+        "    load_next(stage ^ 1U);\n",
+        "    load_next(stage);\n",
+        "the next piece overwrites the one that is being moved",
+    ),
 ]

@@ -135,6 +135,66 @@ class ChunkWalk {
   std::uint32_t position_ = 0;
 };
 
+/// What a warp moves by one bulk copy: so much of one row at most.
+inline constexpr std::uint32_t kPieceBytes = 2048;
+
+/// The pieces of a box that fall to one warp: warp, warp + num_warps, and so on, plane after plane.
+class PieceWalk {
+ public:
+  KVPUSH_HD PieceWalk(const CopyArgs& args, std::uint64_t warp, std::uint64_t num_warps)
+      : args_(args), step_(num_warps), piece_(warp) {
+    find_plane();
+  }
+
+  KVPUSH_HD bool valid() const { return plane_ < args_.num_planes; }
+  KVPUSH_HD void next() {
+    piece_ += step_;
+    find_plane();
+  }
+
+  KVPUSH_HD std::byte* paged() const { return paged_; }
+  KVPUSH_HD std::int64_t dense() const { return dense_; }
+  KVPUSH_HD std::uint32_t num_bytes() const { return num_bytes_; }
+
+ private:
+  KVPUSH_HD void find_plane() {
+    for (; valid(); ++plane_) {
+      const UnitLayout& layout = entry().layout;
+      const std::uint64_t pieces_per_row =
+          (static_cast<std::uint64_t>(layout.content_bytes) + kPieceBytes - 1) / kPieceBytes;
+      const std::uint64_t num_pieces = pieces_per_row *
+                                       static_cast<std::uint64_t>(layout.num_heads * layout.num_tokens) *
+                                       args_.num_positions;
+      if (piece_ < num_pieces) return enter(pieces_per_row);
+      piece_ -= num_pieces;
+    }
+  }
+  KVPUSH_HD void enter(std::uint64_t pieces_per_row) {
+    const UnitLayout& layout = entry().layout;
+    const auto row = static_cast<std::int64_t>(piece_ / pieces_per_row);
+    const std::int64_t begin =
+        static_cast<std::int64_t>(piece_ - static_cast<std::uint64_t>(row) * pieces_per_row) * kPieceBytes;
+    const std::int64_t token = row % layout.num_tokens;
+    const std::int64_t head = row / layout.num_tokens % layout.num_heads;
+    const std::int64_t position = row / layout.num_tokens / layout.num_heads;
+    const std::int64_t left = layout.content_bytes - begin;
+    paged_ = entry().base + paged_offset(layout, args_.block_ids[position], head, token) + begin;
+    dense_ = (entry().unit_bytes_before - args_.planes[args_.plane_begin].unit_bytes_before) *
+                 args_.num_positions +
+             row * layout.content_bytes + begin;
+    num_bytes_ = left < kPieceBytes ? static_cast<std::uint32_t>(left) : kPieceBytes;
+  }
+  KVPUSH_HD const PlaneEntry& entry() const { return args_.planes[args_.plane_begin + plane_]; }
+
+  const CopyArgs& args_;
+  std::uint64_t step_;
+  std::uint64_t piece_;
+  std::uint32_t plane_ = 0;
+  std::byte* paged_ = nullptr;
+  std::int64_t dense_ = 0;
+  std::uint32_t num_bytes_ = 0;
+};
+
 /// What one thread's chunks add to the checksum.
 class ShareSum {
  public:
@@ -183,6 +243,33 @@ KVPUSH_HD std::uint64_t copy_share(const CopyArgs& args, const Worker& worker) {
       }
     }
   }
+  return sum.sum();
+}
+
+/// The same by bulk copies, of rows that are multiples of 16 bytes. `Mover` has two stages of kPieceBytes per
+/// warp: load() begins to fill one once its last store has read it, wait() ends that, store() begins to empty
+/// it, finish() ends all stores. The warp calls them together.
+template <bool kPacking, typename Mover>
+KVPUSH_HD std::uint64_t copy_pieces(const CopyArgs& args, const Worker& worker, Mover& mover) {
+  ShareSum sum;
+  PieceWalk loading(args, worker.warp, worker.num_warps);
+  PieceWalk walk(args, worker.warp, worker.num_warps);
+  const auto load_next = [&](unsigned stage) {
+    if (!loading.valid()) return;
+    mover.load(stage, kPacking ? loading.paged() : args.dense + loading.dense(), loading.num_bytes());
+    loading.next();
+  };
+  load_next(0);
+  for (unsigned stage = 0; walk.valid(); stage ^= 1U, walk.next()) {
+    load_next(stage ^ 1U);
+    mover.wait(stage);
+    for (std::uint32_t at = 16 * worker.lane; at < walk.num_bytes(); at += 16 * kWarpThreads) {
+      sum.add(walk.dense() + at, mover.word(stage, at));
+      sum.add(walk.dense() + at + 8, mover.word(stage, at + 8));
+    }
+    mover.store(stage, kPacking ? args.dense + walk.dense() : walk.paged(), walk.num_bytes());
+  }
+  mover.finish();
   return sum.sum();
 }
 

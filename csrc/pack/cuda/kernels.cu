@@ -63,14 +63,14 @@ __device__ void add_up(const CopyArgs& args, std::uint64_t share) {
   __threadfence_system();
 }
 
+__device__ Worker this_worker() {
+  return {(std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpThreads,
+          std::uint64_t{gridDim.x} * blockDim.x / kWarpThreads, threadIdx.x % kWarpThreads};
+}
+
 template <typename T, bool kPacking>
 __device__ std::uint64_t share_of_thread(const CopyArgs& args) {
-  const Worker worker{
-      (std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpThreads,
-      std::uint64_t{gridDim.x} * blockDim.x / kWarpThreads,
-      threadIdx.x % kWarpThreads,
-  };
-  return copy_share<DeviceChunk<T>, kPacking>(args, worker);
+  return copy_share<DeviceChunk<T>, kPacking>(args, this_worker());
 }
 
 template <bool kPacking>
@@ -86,6 +86,97 @@ __device__ void copy(const CopyArgs& args) {
   add_up(args, share);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define KVPUSH_HAS_BULK 1
+
+/// Bulk copies of a warp, which its first lane issues. Has not run on hardware yet: used on request only.
+class BulkMover {
+ public:
+  __device__ BulkMover(std::byte* stages, std::uint64_t* barriers, unsigned lane)
+      : stages_(address(stages)), barriers_(address(barriers)), leads_(lane == 0) {
+    if (leads_) {
+      for (unsigned stage = 0; stage < 2; ++stage) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier(stage)) : "memory");
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+  }
+
+  KVPUSH_HD void load(unsigned stage, const std::byte* from, std::uint32_t num_bytes) {
+    if (!leads_) return;
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(stage)),
+                 "r"(num_bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            data(stage)),
+        "l"(__cvta_generic_to_global(from)), "r"(num_bytes), "r"(barrier(stage))
+        : "memory");
+  }
+  KVPUSH_HD void wait(unsigned stage) {
+    const unsigned parity = (parities_ >> stage) & 1U;
+    parities_ ^= 1U << stage;
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(barrier(stage)), "r"(parity)
+          : "memory");
+    }
+  }
+  KVPUSH_HD std::uint64_t word(unsigned stage, std::uint32_t at) const {
+    std::uint64_t value = 0;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(data(stage) + at) : "memory");
+    return value;
+  }
+  KVPUSH_HD void store(unsigned stage, std::byte* to, std::uint32_t num_bytes) {
+    // All lanes have read the stage: it may be filled again once the store has, too.
+    __syncwarp();
+    if (!leads_) return;
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+        "r"(data(stage)), "r"(num_bytes)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+  KVPUSH_HD void finish() {
+    if (leads_) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    __syncwarp();
+  }
+
+ private:
+  __device__ static std::uint32_t address(const void* shared) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  }
+  KVPUSH_HD std::uint32_t data(unsigned stage) const { return stages_ + stage * kPieceBytes; }
+  KVPUSH_HD std::uint32_t barrier(unsigned stage) const { return barriers_ + stage * 8; }
+
+  std::uint32_t stages_;
+  std::uint32_t barriers_;
+  unsigned parities_ = 0;
+  bool leads_;
+};
+
+#endif
+
+template <bool kPacking>
+__device__ void copy_bulk(const CopyArgs& args) {
+#ifdef KVPUSH_HAS_BULK
+  constexpr unsigned kWarps = kCopyThreadsPerBlock / kWarpThreads;
+  __shared__ alignas(128) std::byte stages[kWarps][2 * kPieceBytes];
+  __shared__ std::uint64_t barriers[kWarps][2];
+  const unsigned warp = threadIdx.x / kWarpThreads;
+  const Worker worker = this_worker();
+  BulkMover mover(stages[warp], barriers[warp], worker.lane);
+  add_up(args, copy_pieces<kPacking>(args, worker, mover));
+#else
+  __trap();
+#endif
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
@@ -96,6 +187,16 @@ extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
 extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
     kvpush_unpack(const __grid_constant__ CopyArgs args) {
   copy<false>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
+    kvpush_pack_bulk(const __grid_constant__ CopyArgs args) {
+  copy_bulk<true>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
+    kvpush_unpack_bulk(const __grid_constant__ CopyArgs args) {
+  copy_bulk<false>(args);
 }
 
 }  // namespace kvpush
