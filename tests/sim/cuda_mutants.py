@@ -29,8 +29,8 @@ CUDA_MUTANTS = [
     Mutant(
         "first_plane_again",
         WALK,
-        "args_.planes[args_.plane_begin + plane_]",
-        "args_.planes[plane_]",
+        "plane() const { return args_.planes[args_.plane_begin + plane_]; }",
+        "plane() const { return args_.planes[plane_]; }",
         "a part of a group begins with the group's first plane",
     ),
     Mutant(

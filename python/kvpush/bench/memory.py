@@ -42,7 +42,7 @@ class HostMemory:
             size *= length
         return self._bytes[begin : begin + size].reshape(shape)
 
-    def copy(self, to: int, source: "HostMemory", begin: int, num_bytes: int) -> None:
+    def copy(self, to: int, source: "Memory", begin: int, num_bytes: int) -> None:
         """Copy bytes of `source` here, on one core."""
         ctypes.memmove(self.address + to, source.address + begin, num_bytes)
 
@@ -76,8 +76,9 @@ class CudaMemory:
         """Return what says of itself, as cupy's arrays do, where these bytes are."""
         return _CudaArray(self.address + begin, shape)
 
-    def copy(self, to: int, source: "CudaMemory", begin: int, num_bytes: int) -> None:
-        """Copy bytes of `source` here, as the driver does; returns when they are there."""
+    def copy(self, to: int, source: "Memory", begin: int, num_bytes: int) -> None:
+        """Copy bytes of `source`, on the same device, as the driver does; returns when they are there."""
+        assert isinstance(source, CudaMemory)
         self.buffer.copy(to, source.buffer, begin, num_bytes)
 
 
