@@ -55,7 +55,8 @@ step environment 30 environment
 step install 150 install
 step doctor 30 "$venv/bin/kvpush" doctor --json
 step tests 150 "$venv/bin/python" -m pytest -q -rs -m gpu tests/gpu
-bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB --total-bytes 256MiB --cache-bytes 2GiB
+KVPUSH_CUDA_SMS=1024 bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB --total-bytes 256MiB --cache-bytes 2GiB
+KVPUSH_CUDA_SMS=1024 KVPUSH_CUDA_BULK=1 bench pack-bulk pack --device cuda --block-bytes 4KiB,64KiB --total-bytes 256MiB --cache-bytes 2GiB
 KVPUSH_CUDA_SMS=2 bench pack-2-sms pack --device cuda --block-bytes 4KiB --total-bytes 256MiB --cache-bytes 2GiB
 bench transfer transfer --device cuda --block-bytes 4KiB,64KiB --run-blocks 1,0 --total-bytes 256MiB --rounds 10
 if command -v compute-sanitizer > /dev/null; then

@@ -107,7 +107,11 @@ class _Case:
         }
 
     def _memcpy(self, begin: int) -> float:
-        """Copy as much, contiguous, into the ring, slot by slot."""
+        """Copy as much, contiguous: on the host into the ring, slot by slot; on a GPU at once."""
+        if self._source.kind == "cuda":
+            started = time.monotonic_ns()
+            self._target.copy(begin, self._source, begin, self._case.total_bytes)
+            return (time.monotonic_ns() - started) / 1e9
         at, left, slot = begin, self._case.total_bytes, 0
         started = time.monotonic_ns()
         while left > 0:
