@@ -141,7 +141,7 @@ def test_self_test_of_an_unknown_transport_is_a_result_and_no_exception() -> Non
 
 def test_compare_finds_each_kind_of_damage() -> None:
     size = selftest._unit_bytes()
-    source, before = bytes(selftest._random_array(1)), bytes(selftest._random_array(2))
+    source, before = bytes(selftest._random_bytes(1)), bytes(selftest._random_bytes(2))
     good = bytearray(before)
     good[5 * size : 6 * size] = source[3 * size : 4 * size]
     assert selftest._compare(source, before, bytes(good), [3], [5]) == ""

@@ -159,3 +159,17 @@ with engine(source) as p, engine(target) as d:
 def test_a_transfer_between_caches_on_a_device_waits_for_its_events(fake_cuda):
     said = in_process(TRANSFER, KVPUSH_CUDA_LIBRARY=str(fake_cuda), FAKE_CUDA_DEVICES="1")
     assert "TransportError" in said
+
+
+def test_the_doctor_moves_kv_in_device_memory(fake_cuda):
+    if not os.path.exists(cuda_kernels_path()):
+        pytest.skip("this installation has no CUDA kernels: it was built without nvcc")
+    code = "from kvpush.cli.main import app; app(['doctor', '--json'], standalone_mode=False)"
+    env = {**os.environ, "KVPUSH_CUDA_LIBRARY": str(fake_cuda), "FAKE_CUDA_DEVICES": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (row,) = [
+        row for row in json.loads(done.stdout)["transports"] if (row["name"], row["memory"]) == ("shm", "GPU")
+    ]
+    assert (row["ok"], row["detail"]) == (True, "slots in GPU memory"), row
+    assert row["network_ops_per_round"] == 4

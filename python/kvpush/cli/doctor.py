@@ -21,13 +21,17 @@ _HOW_TO_GET = {"nixl": "pip install 'kvpush[nixl]'", "fabric": _GET_LIBFABRIC}
 
 @dataclass
 class TransportReport:
-    """One transport. ``ok`` means that its self-test passed; ``detail`` says why not."""
+    """One transport, between caches in "host" or "GPU" memory. ``ok`` means that its self-test passed.
+
+    ``detail`` says why not, or on a GPU where the slots are.
+    """
 
     name: str
     usable: bool
     ok: bool = False
     detail: str = ""
     how_to_get: str = ""
+    memory: str = "host"
     gb_per_s: float = 0.0
     bytes_per_round: int = 0
     network_ops_per_round: int = 0
@@ -82,6 +86,10 @@ def examine(progress: Any = lambda name: None) -> Report:
         progress(name)
         transports.append(_examine_transport(name, reason))
     gpus, no_gpu = host.gpus()
+    if gpus and host.has_cuda_kernels():
+        for name in [one.name for one in transports if one.ok]:
+            progress(f"{name}, GPU memory")
+            transports.append(_examine_on_gpu(name))
     report = Report(
         ok=any(transport.ok for transport in transports),
         kvpush=version_of("kvpush"),
@@ -110,10 +118,10 @@ def _known_transports() -> tuple[dict[str, str], str]:
         return {}, f"the native module does not work: {type(error).__name__}: {error}"
 
 
-def _examine_transport(name: str, reason: str) -> TransportReport:
+def _examine_transport(name: str, reason: str, *options: str) -> TransportReport:
     if reason:
         return TransportReport(name, usable=False, detail=reason, how_to_get=_HOW_TO_GET.get(name, ""))
-    argv = [sys.executable, "-m", "kvpush.doctor.selftest", name]
+    argv = [sys.executable, "-m", "kvpush.doctor.selftest", name, *options]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SELF_TEST_S)
     except subprocess.TimeoutExpired:
@@ -135,6 +143,17 @@ def _examine_transport(name: str, reason: str) -> TransportReport:
         bytes_per_round=int(result["bytes_per_round"]),
         network_ops_per_round=int(result["network_ops_per_round"]),
     )
+
+
+def _examine_on_gpu(name: str) -> TransportReport:
+    from kvpush.config import Config
+
+    result = _examine_transport(name, "", "gpu")
+    result.memory = "GPU"
+    if result.ok:
+        on_device = name == "shm" or Config.from_env().nixl_device_memory
+        result.detail = "slots in GPU memory" if on_device else "slots in pinned host memory"
+    return result
 
 
 def _missing(report: Report, no_gpu: str) -> list[str]:
@@ -162,11 +181,12 @@ def _print(report: Report, console: "Console") -> None:
     from rich.table import Table
 
     table = Table(title="transports: a real transfer between two engines", title_justify="left")
-    for heading in ("transport", "works", "GB/s", "network ops", "note"):
+    for heading in ("transport", "memory", "works", "GB/s", "network ops", "note"):
         table.add_column(heading, justify="right" if heading in ("GB/s", "network ops") else "left")
     for one in report.transports:
         table.add_row(
             one.name,
+            one.memory,
             "[green]yes[/]" if one.ok else "[red]no[/]" if one.usable else "[yellow]not here[/]",
             f"{one.gb_per_s:.2f}" if one.ok else "",
             f"{one.network_ops_per_round} for {one.bytes_per_round >> 10} KiB" if one.ok else "",

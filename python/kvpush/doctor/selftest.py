@@ -1,7 +1,7 @@
 """A short real transfer over one transport: two engines in this process, bytes compared, GB/s taken.
 
-``kvpush doctor`` runs it as ``python -m kvpush.doctor.selftest NAME``, in a process of its own: a broken
-driver or library may hang or crash, and the doctor has to outlive that.
+``kvpush doctor`` runs it as ``python -m kvpush.doctor.selftest NAME [gpu]``, in a process of its own: a
+broken driver or library may hang or crash, and the doctor has to outlive that.
 """
 
 import ctypes
@@ -32,35 +32,62 @@ class Result:
     network_ops_per_round: int = 0
 
 
-class _Array:
+class _HostArray:
     """Bytes with a shape: what numpy would give, without needing numpy."""
 
     def __init__(self, content: bytearray) -> None:
+        self._content = content
         self._exported = (ctypes.c_char * len(content)).from_buffer(content)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (NUM_BLOCKS, *UNIT_SHAPE),
-            "data": (ctypes.addressof(self._exported), False),
-        }
+        return _interface(ctypes.addressof(self._exported))
+
+    def read(self) -> bytes:
+        """Return the content."""
+        return bytes(self._content)
 
 
-def run(transport: str) -> Result:
+class _GpuArray:
+    """The same in the memory of GPU 0, as cupy would give it."""
+
+    def __init__(self, content: bytearray, config: "kvpush.Config") -> None:
+        from kvpush import _core
+
+        self._buffer = _core.BenchBuffer(len(content), config.to_core())
+        self._buffer.upload(content)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return _interface(self._buffer.address)
+
+    def read(self) -> bytes:
+        """Return the content."""
+        content = bytearray(self._buffer.num_bytes)
+        self._buffer.download(content)
+        return bytes(content)
+
+
+def _interface(address: int) -> dict[str, Any]:
+    return {"version": 3, "typestr": "|u1", "shape": (NUM_BLOCKS, *UNIT_SHAPE), "data": (address, False)}
+
+
+def run(transport: str, on_gpu: bool = False) -> Result:
     """Push half of a scattered cache a few times and compare every byte. Never raises."""
     try:
-        return _run(transport)
+        return _run(transport, on_gpu)
     except Exception as error:
         return Result(False, f"{type(error).__name__}: {error}")
 
 
-def _run(transport: str) -> Result:
+def _run(transport: str, on_gpu: bool) -> Result:
     import kvpush
 
-    source, target = _random_array(1), _random_array(2)
     config = kvpush.Config.from_env(transport=transport)
+    source, target = (
+        _GpuArray(content, config) if on_gpu else _HostArray(content)
+        for content in (_random_bytes(1), _random_bytes(2))
+    )
     with _engine(source, config) as p, _engine(target, config) as d:
         peer = d.establish(p.answer(d.offer()))
         order = random.Random(0)
@@ -68,21 +95,21 @@ def _run(transport: str) -> Result:
         for round_number in range(ROUNDS):
             sources = order.sample(range(NUM_BLOCKS), NUM_BLOCKS // 2)
             targets = order.sample(range(NUM_BLOCKS), NUM_BLOCKS // 2)
-            before = bytes(target)
+            before = target.read()
             started = time.perf_counter()
             ops = _transfer(p, d, peer, f"selftest-{round_number}", sources, targets)
             best_s = min(best_s, time.perf_counter() - started)
-            problem = _compare(bytes(source), before, bytes(target), sources, targets)
+            problem = _compare(source.read(), before, target.read(), sources, targets)
             if problem:
                 return Result(False, problem)
     num_bytes = NUM_BLOCKS // 2 * _unit_bytes()
     return Result(True, "", num_bytes / best_s / 1e9, num_bytes, ops)
 
 
-def _engine(array: bytearray, config: "kvpush.Config") -> "kvpush.Engine":
+def _engine(array: Any, config: "kvpush.Config") -> "kvpush.Engine":
     import kvpush
 
-    plane = kvpush.Plane.from_array(_Array(array), name="selftest")
+    plane = kvpush.Plane.from_array(array, name="selftest")
     group = kvpush.Group(block_size=UNIT_SHAPE[1], planes=[plane])
     return kvpush.Engine(kvpush.Cache([group], fingerprint={"model": "selftest"}), config)
 
@@ -123,7 +150,7 @@ def _compare(source: bytes, before: bytes, after: bytes, sources: list[int], tar
     return ""
 
 
-def _random_array(seed: int) -> bytearray:
+def _random_bytes(seed: int) -> bytearray:
     return bytearray(random.Random(seed).randbytes(NUM_BLOCKS * _unit_bytes()))
 
 
@@ -133,4 +160,4 @@ def _unit_bytes() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(run(sys.argv[1]))))
+    print(json.dumps(asdict(run(sys.argv[1], on_gpu="gpu" in sys.argv[2:]))))
