@@ -66,14 +66,14 @@ class FakeGpu(Gpu):
     def count(self, symbol: str) -> int:
         return int(self.library.fake_cuda_count(symbol.encode()))
 
-    def slow_event(self) -> "FakeEvent":
-        """An event behind work that lasts until release()."""
-        return FakeEvent(self.library)
+    def slow_write(self, cache: "Cache", seed: int) -> "FakeWrite":
+        """Work that lasts until end(), and then has filled the cache anew; `handle` is an event behind it."""
+        return FakeWrite(self.library, cache, seed)
 
 
-class FakeEvent:
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+class FakeWrite:
+    def __init__(self, library: ctypes.CDLL, cache: "Cache", seed: int) -> None:
+        self._library, self._cache, self._seed = library, cache, seed
         self._context = self._made("cuDevicePrimaryCtxRetain", 0)
         with self._current():
             self._stream = self._made("cuStreamCreateWithPriority", 1, 0)
@@ -86,8 +86,9 @@ class FakeEvent:
         assert self._event.value is not None
         return self._event.value
 
-    def release(self) -> None:
+    def end(self) -> None:
         """End the work, and the event: what waits for it was captured before."""
+        self._cache.fill(self._seed)
         self._library.fake_cuda_release(self._stream)
         with self._current():
             self._call("cuEventDestroy_v2", self._event)
@@ -114,22 +115,25 @@ class RealGpu(Gpu):
     kind = "real"
     reads = 100_000
 
-    def slow_event(self) -> "RealEvent":
-        return RealEvent()
+    def slow_write(self, cache: "Cache", seed: int) -> "RealWrite":
+        return RealWrite(cache, seed)
 
 
-class RealEvent:
-    """Behind a kernel of about 0.2 s."""
+class RealWrite:
+    """A kernel that waits for about 0.2 s, and then a copy of the new content."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: "Cache", seed: int) -> None:
         import torch
 
+        target = torch.as_tensor(cache.whole(), device="cuda")
+        content = torch.from_numpy(cache.random(seed)).cuda()
         self._event = torch.cuda.Event()
         torch.cuda._sleep(400_000_000)
+        target.copy_(content)
         self._event.record()
         self.handle = int(self._event.cuda_event)
 
-    def release(self) -> None:
+    def end(self) -> None:
         self._event.synchronize()
 
 
@@ -181,12 +185,17 @@ class Cache:
 
     def fill(self, seed: int | None) -> None:
         """Random content, or zeros."""
-        if seed is None:
-            self._host[:] = 0
-        else:
-            self._host[:] = np.random.default_rng(seed).integers(1, 256, len(self._host), np.uint8)
+        self._host[:] = 0 if seed is None else self.random(seed)
         if self._buffer is not None:
             self._buffer.upload(self._host)
+
+    def random(self, seed: int) -> Any:
+        """What fill(seed) fills in, [bytes]."""
+        return np.random.default_rng(seed).integers(1, 256, len(self._host), np.uint8)
+
+    def whole(self) -> Array:
+        """All of the device's memory, [bytes]."""
+        return Array(self._buffer, self._buffer.address, (len(self._host),), (1,))
 
     def blocks(self, ids: list[int]) -> Any:
         """The content of these blocks, [planes, ids, H, N, C]."""

@@ -68,7 +68,8 @@ def test_nothing_is_packed_before_its_event(gpu: Any) -> None:
     with engine(source) as p, engine(target) as d:
         peer = connect(p, d)
         recv = d.receive(peer, "late", digest=DIGEST, blocks=[[1, 2]])
-        slow = gpu.slow_event()
+        before = source.blocks([3, 4])
+        slow = gpu.slow_write(source, seed=5)
         push = p.push("late", digest=DIGEST)
         push.advance([[3, 4]], after=slow.handle)
         push.finish()
@@ -76,10 +77,10 @@ def test_nothing_is_packed_before_its_event(gpu: Any) -> None:
         move(p, d, peer, "at once", [5], [6])
         if gpu.kind == "fake":
             assert p.stats()["boxes_sent"] == 1
-            source.fill(5)  # what the slow work writes
-        slow.release()
+        slow.end()
         assert end_of(d, recv.handle).status == "ok"
         assert np.array_equal(target.blocks([1, 2]), source.blocks([3, 4]))
+        assert not np.array_equal(target.blocks([1, 2]), before)
 
 
 def test_what_waits_for_an_event_can_be_taken_back(gpu: Any) -> None:
@@ -87,14 +88,14 @@ def test_what_waits_for_an_event_can_be_taken_back(gpu: Any) -> None:
     with engine(source) as p, engine(target) as d:
         peer = connect(p, d)
         recv = d.receive(peer, "k", digest=DIGEST, blocks=[[1, 2]])
-        slow = gpu.slow_event()
+        slow = gpu.slow_write(source, seed=6)
         push = p.push("k", digest=DIGEST)
         push.advance([[3, 4]], after=slow.handle)
         assert push.retract() == [0], "nothing of it was packed, and nobody waited for the event"
         push.advance([[5, 6]])
         push.finish()
         assert end_of(d, recv.handle).status == "ok"
-        slow.release()
+        slow.end()
 
 
 def test_one_launch_per_box(gpu: Any) -> None:
