@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from kvpush.bench.serve_arms import ARMS, Moved, moved
-from kvpush.bench.serve_model import SHAPES
-from kvpush.bench.serve_pair import Sample
-from kvpush.bench.serve_run import ORDERS, ServeOptions, add_ratios, check_request, quantile, run_serve
+from kvpush.bench.serve.arms import ARMS, Moved, moved
+from kvpush.bench.serve.model import SHAPES
+from kvpush.bench.serve.pair import Sample
+from kvpush.bench.serve.run import ORDERS, ServeOptions, add_ratios, check_request, quantile, run_serve
 from kvpush.cli.bench_serve import tables
 from kvpush.cli.main import app
 

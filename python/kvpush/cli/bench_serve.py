@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvpush.bench.serve_run import ServeOptions
+    from kvpush.bench.serve.run import ServeOptions
 
 _COLUMNS = (
     ("hand-\nover", "hand_over_ms"),
@@ -51,9 +51,9 @@ def serve(
     from rich.console import Console
 
     from kvpush.bench.environment import environment
-    from kvpush.bench.serve_arms import DEFAULT_ARMS
-    from kvpush.bench.serve_pair import ServeBenchError
-    from kvpush.bench.serve_run import ServeOptions, run_serve
+    from kvpush.bench.serve.arms import DEFAULT_ARMS
+    from kvpush.bench.serve.pair import ServeBenchError
+    from kvpush.bench.serve.run import ServeOptions, run_serve
     from kvpush.demo.servers import Terminated, sigterm_raises
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""One vLLM engine as a process: ``python -m kvpush.bench.serve_engine SETTINGS`` (a JSON object).
+"""One vLLM engine as a process: ``python -m kvpush.bench.serve.engine SETTINGS`` (a JSON object).
 
 Orders come as JSON lines on stdin, answers leave as JSON lines on stdout; the end of stdin ends it.
 The engine core runs in this process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) and its loop is the one of

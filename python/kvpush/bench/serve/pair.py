@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvpush.bench.serve_arms import HOST, Arm, Moved, moved
-from kvpush.bench.serve_model import Shape
+from kvpush.bench.serve.arms import HOST, Arm, Moved, moved
+from kvpush.bench.serve.model import Shape
 
 _STOP_S = 20.0
 
@@ -94,7 +94,7 @@ class EngineProcess:
         }
         with self._log.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvpush.bench.serve_engine", json.dumps(settings)],
+                [sys.executable, "-m", "kvpush.bench.serve.engine", json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

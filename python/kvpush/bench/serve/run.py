@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvpush.bench.serve_arms import ARMS, DEFAULT_ARMS, Moved
-from kvpush.bench.serve_model import SHAPES, Shape, prompt, write_model
-from kvpush.bench.serve_pair import Pair, Sample, ServeBenchError, Setup
+from kvpush.bench.serve.arms import ARMS, DEFAULT_ARMS, Moved
+from kvpush.bench.serve.model import SHAPES, Shape, prompt, write_model
+from kvpush.bench.serve.pair import Pair, Sample, ServeBenchError, Setup
 from kvpush.demo.servers import free_ports
 from kvpush.doctor.versions import version_of
 
