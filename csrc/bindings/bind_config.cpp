@@ -26,6 +26,9 @@ T get(const py::dict& description, const char* field) {
 /// a transport is named.
 constexpr const char* kAutoTransport = "shm";
 
+/// Enough for a network's or PCIe's rate; the forward beside it keeps the others.
+constexpr unsigned kSmsForLink = 2;
+
 /// `device` is where the engine's cache is; null: in host memory.
 Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const Incarnation& incarnation,
                                                   const py::dict& description,
@@ -123,8 +126,9 @@ EngineConfig config_from(const py::dict& description) {
 std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& cache,
                                     std::shared_ptr<const CudaDevice> device) {
   if (device == nullptr) return make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
-  const CudaPackerOptions options{get<unsigned>(description, "cuda_sms"),
-                                  get<bool>(description, "cuda_bulk")};
+  CudaPackerOptions options{get<unsigned>(description, "cuda_sms"), get<bool>(description, "cuda_bulk")};
+  if (options.num_sms == 0 && get<std::string>(description, "transport") == "nixl")
+    options.num_sms = kSmsForLink;
   return check(
       make_cuda_packer(cache, std::move(device), get<std::string>(description, "cuda_kernels"), options));
 }
