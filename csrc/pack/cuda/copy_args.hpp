@@ -29,12 +29,14 @@ struct CopyArgs {
   std::uint32_t chunk_bytes = 0;  ///< 16, 8, 4, 2 or 1: divides every address, stride and row of the box
 };
 
-/// Names of the kernels in the module: one launch packs or unpacks one box. Blocks of kThreadsPerBlock, as
-/// many as the launcher likes.
-inline constexpr unsigned kCopyThreadsPerBlock = 256;
+/// Names of the kernels in the module: one launch packs or unpacks one box, with as many blocks as the
+/// launcher likes. A block is meant to have an SM for itself, so that their number bounds the SMs that a
+/// launch takes.
+inline constexpr unsigned kCopyThreadsPerBlock = 512;
 inline constexpr const char* kPackKernel = "kvpush_pack";
 inline constexpr const char* kUnpackKernel = "kvpush_unpack";
 /// The same for rows of kMinBulkRowBytes and more with chunk_bytes 16, on compute capability 9.0 and newer.
+inline constexpr unsigned kBulkThreadsPerBlock = 256;
 inline constexpr const char* kPackBulkKernel = "kvpush_pack_bulk";
 inline constexpr const char* kUnpackBulkKernel = "kvpush_unpack_bulk";
 inline constexpr std::int64_t kMinBulkRowBytes = 2048;

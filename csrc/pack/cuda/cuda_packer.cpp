@@ -16,8 +16,6 @@
 namespace kvpush {
 namespace {
 
-/// So many fill an SM of 2048 threads.
-constexpr unsigned kBlocksPerSm = 2048 / kCopyThreadsPerBlock;
 constexpr unsigned kMaxChunkBytes = 16;
 constexpr std::size_t kMinIds = 1024;
 /// In the pinned memory of a launch: the checksum, then the ids on a line of their own.
@@ -77,7 +75,7 @@ class CudaPacker final : public Packer {
   Status flush_direct_writes(const PackJob& job);
   Status launch(const PackJob& job);
   Status launch_with(Launch& launch, const PackJob& job);
-  CudaFunction kernel_for(const PackJob& job, const CopyArgs& args) const;
+  bool takes_bulk(const PackJob& job, const CopyArgs& args) const;
 
   const Cache& cache_;
   std::shared_ptr<const CudaDevice> device_;
@@ -108,7 +106,7 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   const auto num_sms = static_cast<unsigned>(device_->num_sms());
   // An eighth of a GPU's memory bandwidth is more than its links take, and the forward keeps the rest.
   const unsigned wanted = options.num_sms != 0 ? options.num_sms : std::max(2U, num_sms / 8);
-  max_blocks_ = kBlocksPerSm * std::clamp(wanted, 1U, std::max(1U, num_sms));
+  max_blocks_ = std::clamp(wanted, 1U, std::max(1U, num_sms));
 
   int ordering = 0;
   int flush = 0;
@@ -243,13 +241,11 @@ Status CudaPacker::flush_direct_writes(const PackJob& job) {
                      "cuFlushGPUDirectRDMAWrites");
 }
 
-CudaFunction CudaPacker::kernel_for(const PackJob& job, const CopyArgs& args) const {
-  const auto kind = static_cast<std::size_t>(job.kind);
+bool CudaPacker::takes_bulk(const PackJob& job, const CopyArgs& args) const {
   const auto first =
       planes_.begin() + static_cast<std::ptrdiff_t>(first_plane_[job.box.group] + args.plane_begin);
-  const bool bulk = bulk_kernels_[kind] != nullptr && args.chunk_bytes == kMaxChunkBytes &&
-                    std::all_of(first, first + args.num_planes, [](const PlaneInfo& p) { return p.bulk; });
-  return bulk ? bulk_kernels_[kind] : kernels_[kind];
+  return bulk_kernels_[static_cast<std::size_t>(job.kind)] != nullptr && args.chunk_bytes == kMaxChunkBytes &&
+         std::all_of(first, first + args.num_planes, [](const PlaneInfo& plane) { return plane.bulk; });
 }
 
 Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
@@ -272,15 +268,18 @@ Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
   args.num_positions = job.box.num_positions();
   args.chunk_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));
 
-  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * kCopyThreadsPerBlock * kChunksInFlight;
+  const bool bulk = takes_bulk(job, args);
+  const CudaFunction kernel = (bulk ? bulk_kernels_ : kernels_)[static_cast<std::size_t>(job.kind)];
+  const unsigned threads = bulk ? kBulkThreadsPerBlock : kCopyThreadsPerBlock;
+  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * threads * kChunksInFlight;
   const std::size_t wanted = (packed_bytes(cache_, job.box) + bytes_per_block - 1) / bytes_per_block;
   const auto num_blocks = static_cast<unsigned>(std::min<std::size_t>(wanted, max_blocks_));
   void* parameters[] = {&args};
   launch.ticket = job.ticket;
   launch.started_at = monotonic_us();
-  return cuda_.check(cuda_.launch_kernel(kernel_for(job, args), num_blocks, 1, 1, kCopyThreadsPerBlock, 1, 1,
-                                         0, stream_, parameters, nullptr),
-                     "cuLaunchKernel");
+  return cuda_.check(
+      cuda_.launch_kernel(kernel, num_blocks, 1, 1, threads, 1, 1, 0, stream_, parameters, nullptr),
+      "cuLaunchKernel");
 }
 
 void CudaPacker::poll(std::vector<PackDone>& done) {

@@ -165,7 +165,7 @@ class BulkMover {
 template <bool kPacking>
 __device__ void copy_bulk(const CopyArgs& args) {
 #ifdef KVPUSH_HAS_BULK
-  constexpr unsigned kWarps = kCopyThreadsPerBlock / kWarpThreads;
+  constexpr unsigned kWarps = kBulkThreadsPerBlock / kWarpThreads;
   __shared__ alignas(128) std::byte stages[kWarps][2 * kPieceBytes];
   __shared__ std::uint64_t barriers[kWarps][2];
   const unsigned warp = threadIdx.x / kWarpThreads;
@@ -189,12 +189,12 @@ extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
   copy<false>(args);
 }
 
-extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
+extern "C" __global__ void __launch_bounds__(kBulkThreadsPerBlock)
     kvpush_pack_bulk(const __grid_constant__ CopyArgs args) {
   copy_bulk<true>(args);
 }
 
-extern "C" __global__ void __launch_bounds__(kCopyThreadsPerBlock)
+extern "C" __global__ void __launch_bounds__(kBulkThreadsPerBlock)
     kvpush_unpack_bulk(const __grid_constant__ CopyArgs args) {
   copy_bulk<false>(args);
 }
