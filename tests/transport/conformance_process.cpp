@@ -233,6 +233,10 @@ class Child {
 }  // namespace
 
 void thread_source(const Subject& subject) {
+#ifdef __SANITIZE_THREAD__
+  if (subject.one_address)
+    SKIP("slots are accessed in the order of a ring that is mapped twice: this sanitizer does not see that");
+#endif
   const Channel channel;
   std::future<Outcome> source =
       std::async(std::launch::async, [&] { return run_source(subject, channel.there); });

@@ -23,6 +23,7 @@ struct Subject {
   bool detects_death = true;          ///< a killed peer leads to on_lost without traffic
   bool proves_quiet = true;           ///< landing_quiet() becomes true once the peer has closed or died
   bool pushes_back = true;            ///< send() and post() answer kAgain to one who sends without end
+  bool one_address = false;           ///< both ends of one process see the slots at the same addresses
   std::uint32_t num_floods = 20'000;  ///< messages of the back-pressure tests, at most
 };
 

@@ -54,7 +54,9 @@ Subject pair_of(const char* label, int first, int second) {
 }
 
 Subject gpu_to_gpu() {
-  return pair_of("gpu_to_gpu", 0, 0);
+  Subject subject = pair_of("gpu_to_gpu", 0, 0);
+  subject.one_address = true;
+  return subject;
 }
 KVPUSH_TRANSPORT_CONFORMANCE(gpu_to_gpu)
 
