@@ -161,7 +161,8 @@ class FlippingEnd(MemcpyEnd):
 
     def wait(self, batch: Any) -> Any:
         times = super().wait(batch)
-        self._target[int(self.spans([batch]).targets[0])] ^= 1
+        with self._target.edit() as content:
+            content[int(self.spans([batch]).targets[0])] ^= 1
         return times
 
 
@@ -326,10 +327,56 @@ def test_pack() -> None:
 def test_pack_refuses_what_is_not_in_the_cache() -> None:
     array = np.zeros((4, 1, 16, 64), np.uint8)
     cache = kvpush.Cache([kvpush.Group(16, [kvpush.Plane.from_array(array, name="a")])])
-    packer = kvpush._core.BenchPacker(cache.to_core(), 0)
+    packer = kvpush._core.BenchPacker(cache.to_core(), kvpush.Config().to_core())
     dense = np.zeros(4096, np.uint8)
     with pytest.raises(kvpush.InvalidArgument, match="block id 4"):
         packer.run(False, [(0, 1, [4], dense.ctypes.data)])
+
+
+@pytest.mark.parametrize("name", ["pack", "transfer"])
+def test_caches_on_a_gpu(name: str, fake_cuda: Path, tmp_path: Path) -> None:
+    """Over a driver without a GPU, which plays the kernels whatever the file of kernels holds."""
+    kernels = tmp_path / "kernels"
+    kernels.write_bytes(b"fake kernels")
+    script = tmp_path / "bench.py"
+    script.write_text(
+        "import kvpush.config\n"
+        f"kvpush.config.cuda_kernels_path = lambda: {str(kernels)!r}\n"
+        "from kvpush.cli.main import app\n"
+        "if __name__ == '__main__': app()\n"
+    )
+    sizes = ["--block-bytes", "4KiB", "--run-blocks", "1", "--total-bytes", "64KiB", "--cache-bytes", "1MiB"]
+    arms = ["--arms", "kvpush-shm,memcpy"] if name == "transfer" else []
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(script),
+            "bench",
+            name,
+            "--device",
+            "cuda",
+            *sizes,
+            *arms,
+            "--rounds",
+            "2",
+            "--json",
+        ],
+        env={**os.environ, "KVPUSH_CUDA_LIBRARY": str(fake_cuda)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()][1:]
+    assert {row["device"] for row in rows} == {"cuda"}
+    assert len(rows) == {"pack": 3, "transfer": 2}[name]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    result = runner.invoke(app, ["bench", "pack", "--device", "tpu"])
+    assert result.exit_code == 1
+    assert "--device 'tpu': expected one of cpu, cuda" in result.output
 
 
 def test_engine_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def test_each_field_has_an_environment_variable():
         "nixl_library": ("/lib/x.so", "/lib/x.so"),
         "nixl_backends": ("UCX, LIBFABRIC", ("UCX", "LIBFABRIC")),
         "nixl_device_memory": ("1", True),
+        "cuda_bulk": ("1", True),
         "slot_bytes": ("0x100", 256),
         "secret": ("correct horse battery", "correct horse battery"),
     }
