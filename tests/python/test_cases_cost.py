@@ -119,7 +119,8 @@ def test_case_p3_engines_come_and_go():
         del t
         gc.collect()
         before = before or handles()
-    assert handles() == before
+    # Fewer are left where a test before this one had something that ended meanwhile.
+    assert all(now <= was for now, was in zip(handles(), before, strict=True)), (handles(), before)
 
 
 @long_test
