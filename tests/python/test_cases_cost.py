@@ -20,6 +20,11 @@ def handles():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mapped
 
 
+def no_more_than(before, now):
+    """Fewer are left where a test before this one had something that ended meanwhile."""
+    return all(mine <= theirs for mine, theirs in zip(now, before, strict=True))
+
+
 def usage():
     """Resident KiB, open descriptors, threads, and mappings of this process."""
     gc.collect()
@@ -97,7 +102,7 @@ def test_case_p3_peers_and_transfers_come_and_go():
             if i == 0:
                 fds, threads, mapped = handles()
                 assert fds > before[0]
-                assert threads == before[1]
+                assert threads <= before[1]
                 assert mapped > before[2]
             leaver, other = (t.d, t.p) if i % 2 else (t.p, t.d)
             leaver.disconnect(t.peer)
@@ -106,7 +111,7 @@ def test_case_p3_peers_and_transfers_come_and_go():
         for engine in (t.p, t.d):
             until(engine, lambda stats: not (stats["sessions"] or stats["landing_bytes"]))
             until(engine, lambda stats: not (stats["quarantined_bytes"] or stats["open_claims"]))
-        assert handles() == before
+        assert no_more_than(before, handles())
 
 
 def test_case_p3_engines_come_and_go():
@@ -119,8 +124,7 @@ def test_case_p3_engines_come_and_go():
         del t
         gc.collect()
         before = before or handles()
-    # Fewer are left where a test before this one had something that ended meanwhile.
-    assert all(now <= was for now, was in zip(handles(), before, strict=True)), (handles(), before)
+    assert no_more_than(before, handles())
 
 
 @long_test
