@@ -25,13 +25,14 @@ step() {
 }
 
 environment() {
+  set -e
+  git rev-parse HEAD || true
   nvidia-smi
   "${KVPUSH_NVCC:-nvcc}" --version
   python3 -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name())'
-  git rev-parse HEAD || true
 }
 
-install() {
+install_kvpush() {
   python3 -m venv --system-site-packages "$venv" || return 1
   local index=()
   [ -d build/gpu_wheels ] && index=(--no-index --find-links build/gpu_wheels)
@@ -51,8 +52,10 @@ sanitize() {
     tests/gpu -k 'every_byte and (BNHC or 576)'
 }
 
-step environment 30 environment
-step install 150 install
+export venv
+export -f environment install_kvpush
+step environment 30 bash -c environment
+step install 240 bash -c install_kvpush
 step doctor 30 "$venv/bin/kvpush" doctor --json
 step tests 150 "$venv/bin/python" -m pytest -q -rs -m gpu tests/gpu
 KVPUSH_CUDA_SMS=1024 bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB --total-bytes 256MiB --cache-bytes 2GiB
