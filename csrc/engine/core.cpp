@@ -387,9 +387,12 @@ void Core::keep_time() {
         lost.emplace_back(id, "the hand-shake was not completed in time");
       continue;
     }
-    if (session.link.ping_due(now_) &&
-        transport_.send(id, session.link.seal(protocol::Ping{})) == Sent::kYes) {
-      ++stats_.messages_sent;
+    if (session.link.ping_due(now_)) {
+      if (transport_.send(id, session.link.seal(protocol::Ping{})) == Sent::kYes) {
+        ++stats_.messages_sent;
+      } else {
+        session.link.ping_refused(now_);
+      }
     }
     if (auto why = session.link.check(now_)) lost.emplace_back(id, *std::move(why));
   }

@@ -9,6 +9,7 @@ namespace {
 // A peer this far ahead of a missing message is not reordering, it has lost one.
 constexpr std::size_t kMaxAhead = 65536;
 constexpr TimeUs kPingsPerTimeout = 10;
+constexpr TimeUs kTriesPerPing = 10;
 
 }  // namespace
 
@@ -97,6 +98,10 @@ bool Link::ping_due(TimeUs now) {
   if (now < next_ping_) return false;
   next_ping_ = now + peer_timeout_us_ / kPingsPerTimeout;
   return true;
+}
+
+void Link::ping_refused(TimeUs now) {
+  next_ping_ = now + peer_timeout_us_ / (kPingsPerTimeout * kTriesPerPing);
 }
 
 std::optional<std::string> Link::check(TimeUs now) const {

@@ -32,6 +32,8 @@ class Link {
 
   /// Whether a PING should go out now; if so, the next one is a tenth of the peer timeout away.
   [[nodiscard]] bool ping_due(TimeUs now);
+  /// The transport had no room for it: it is due again soon, so that a few refusals are no silence.
+  void ping_refused(TimeUs now);
   /// Says why the session is lost (silence, or a gap that stays open), or nothing.
   [[nodiscard]] std::optional<std::string> check(TimeUs now) const;
   /// It was us who slept: all silence counts from now.

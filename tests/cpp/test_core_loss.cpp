@@ -150,6 +150,20 @@ TEST(duplicates_delays_and_disorder_are_no_loss) {
   }
 }
 
+TEST(pings_that_are_refused_most_of_the_time_are_no_silence) {
+  World world;
+  Node& d = world.add();
+  Node& p = world.add();
+  const SessionId session = world.connect(d, p);
+  world.net.again = 0.7;
+  world.run_for(2'000'000);
+  CHECK(d.lost.empty() && p.lost.empty());
+  world.net.again = 0;
+  const Pushed pushed = start(world, d, p, session, "k", 6);
+  CHECK(world.run_until([&] { return !d.end_of(pushed.receive).empty(); }));
+  CHECK_EQ(d.end_of(pushed.receive), "received");
+}
+
 TEST(posts_that_fail) {
   for (const bool proves_quiet : {false, true}) {
     for (const Fate fate : {Fate::kFailed, Fate::kUnknown}) {

@@ -200,3 +200,13 @@ TEST(pings_are_due_ten_times_per_peer_timeout) {
   CHECK_EQ(num_pings, 10);
   CHECK_EQ(link.next_deadline(), kPeer);
 }
+
+TEST(a_ping_that_was_refused_is_due_again_soon) {
+  Link link(incarnation(1), incarnation(2), kPeer, 0);
+  CHECK(link.ping_due(0));
+  link.ping_refused(0);
+  CHECK_EQ(link.next_deadline(), kPeer / 100);
+  CHECK(!link.ping_due(kPeer / 100 - 1));
+  CHECK(link.ping_due(kPeer / 100));
+  CHECK(!link.ping_due(kPeer / 100 + kPeer / 10 - 1));
+}

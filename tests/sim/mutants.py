@@ -436,4 +436,11 @@ MUTANTS = [
         "",
         "P takes a receive that waited for an old one",
     ),
+    Mutant(
+        "refused_ping_waits",
+        CORE,
+        "        session.link.ping_refused(now_);\n",
+        "",
+        "a PING that was refused is not sent again before the next interval",
+    ),
 ]
