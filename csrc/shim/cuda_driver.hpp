@@ -15,11 +15,10 @@ namespace kvpush {
 
 using CudaCode = int;
 inline constexpr CudaCode kCudaOk = 0;
+inline constexpr CudaCode kCudaInvalidValue = 1;
 inline constexpr CudaCode kCudaOutOfMemory = 2;
-inline constexpr CudaCode kCudaDeinitialized = 4;
 inline constexpr CudaCode kCudaNoBinaryForGpu = 209;
 inline constexpr CudaCode kCudaNotReady = 600;
-inline constexpr CudaCode kCudaHostMemoryAlreadyRegistered = 712;
 
 using CudaDeviceIndex = int;
 using CudaPointer = std::uint64_t;

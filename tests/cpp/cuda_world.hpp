@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -118,5 +119,32 @@ inline std::vector<PackDone> poll_for(Packer& packer, std::size_t num_jobs) {
   CHECK_EQ(done.size(), num_jobs);
   return done;
 }
+
+inline std::unique_ptr<Packer> make_packer(const Cache& cache,
+                                           const std::shared_ptr<const CudaDevice>& device,
+                                           unsigned num_sms = 0) {
+  auto packer = make_cuda_packer(cache, device, fake_kernels(), {num_sms, true});
+  if (!CHECK(packer.ok())) throw check::Skipped{packer.status().message()};
+  return std::move(packer).value();
+}
+
+/// A small cache, four jobs of it, a packer.
+struct Bench {
+  explicit Bench(const std::vector<Plane>& planes = {make_plane({8, 2, 4, 32}, kNestings[0])})
+      : device(open_device()), cache(device, planes, random), packer(make_packer(cache.cache, device)) {
+    for (auto& slot : slots) slot = std::make_unique<GpuMemory>(device, slot_bytes(), random);
+  }
+  [[nodiscard]] std::size_t slot_bytes() const { return packed_bytes(cache.cache, cache.box(8)); }
+  PackJob job(std::size_t i, PackJob::Kind kind = PackJob::Kind::kPack) const {
+    return {i, kind, cache.box(ids.size()), ids, slots.at(i)->data()};
+  }
+
+  std::mt19937_64 random{7};
+  std::shared_ptr<const CudaDevice> device;
+  GpuCache cache;
+  std::unique_ptr<Packer> packer;
+  std::array<std::unique_ptr<GpuMemory>, 4> slots;
+  std::vector<std::int32_t> ids{3, 0, 6};
+};
 
 }  // namespace kvpush

@@ -13,13 +13,6 @@ using namespace kvpush;
 
 namespace {
 
-std::unique_ptr<Packer> make_packer(const Cache& cache, const std::shared_ptr<const CudaDevice>& device,
-                                    unsigned num_sms = 0) {
-  auto packer = make_cuda_packer(cache, device, fake_kernels(), {num_sms, true});
-  if (!CHECK(packer.ok())) throw check::Skipped{packer.status().message()};
-  return std::move(packer).value();
-}
-
 /// Packs and unpacks with both packers, and compares dense forms, checksums and caches.
 void check_round_trip(const std::shared_ptr<const CudaDevice>& device, const std::vector<Plane>& planes,
                       const std::vector<std::int32_t>& ids, std::mt19937_64& random, unsigned num_sms,
@@ -57,25 +50,6 @@ void check_round_trip(const std::shared_ptr<const CudaDevice>& device, const std
   CHECK_EQ(unpacked.checksum, by_cpu.checksum);
   for (std::size_t i = 0; i < after.size(); ++i) CHECK(target.memory[i]->copy() == after[i]);
 }
-
-/// A small cache, four jobs of it, a packer.
-struct Bench {
-  explicit Bench(const std::vector<Plane>& planes = {make_plane({8, 2, 4, 32}, kNestings[0])})
-      : device(open_device()), cache(device, planes, random), packer(make_packer(cache.cache, device)) {
-    for (auto& slot : slots) slot = std::make_unique<GpuMemory>(device, slot_bytes(), random);
-  }
-  [[nodiscard]] std::size_t slot_bytes() const { return packed_bytes(cache.cache, cache.box(8)); }
-  PackJob job(std::size_t i, PackJob::Kind kind = PackJob::Kind::kPack) const {
-    return {i, kind, cache.box(ids.size()), ids, slots.at(i)->data()};
-  }
-
-  std::mt19937_64 random{7};
-  std::shared_ptr<const CudaDevice> device;
-  GpuCache cache;
-  std::unique_ptr<Packer> packer;
-  std::array<std::unique_ptr<GpuMemory>, 4> slots;
-  std::vector<std::int32_t> ids{3, 0, 6};
-};
 
 }  // namespace
 
@@ -329,138 +303,21 @@ TEST(kernels_that_do_not_fit_are_refused) {
   CHECK(status.message().find("Fake GPU, compute capability 9.0") != std::string::npos);
 }
 
-TEST(a_fence_passes_when_what_was_recorded_has_happened) {
+TEST(planes_that_are_not_on_the_device_are_refused) {
   fake().reset();
-  const Bench bench;
-  const GpuStream user(bench.device);
-  CHECK_EQ(bench.packer->capture(0).value(), 0);
-  CHECK(bench.packer->passed(0));
-  const auto passes = [&bench](FenceId fence) {
-    for (int i = 0; i < 10; ++i) {
-      if (bench.packer->passed(fence)) return true;
-    }
-    return false;
-  };
-  // Never recorded: there is nothing to wait for.
-  CHECK(passes(bench.packer->capture(user.handle()).value()));
-
-  fake().hold(user.stream);
-  user.record();
-  const FenceId first = bench.packer->capture(user.handle()).value();
-  CHECK(!passes(first));
-  // Recorded anew behind more work: the first fence does not wait for that.
-  fake().hold(user.stream);
-  user.record();
-  const FenceId second = bench.packer->capture(user.handle()).value();
-  CHECK(first != second);
-  fake().release(user.stream);
-  CHECK(passes(first));
-  CHECK(!passes(second));
-  fake().release(user.stream);
-  CHECK(passes(second));
-}
-
-TEST(fences_do_not_wait_for_each_other_and_outlive_the_callers_event) {
-  fake().reset();
-  const Bench bench;
-  auto held = std::make_unique<GpuStream>(bench.device);
-  const GpuStream other(bench.device);
-  const CudaStream held_stream = held->stream;
-  fake().hold(held_stream);
-  held->record();
-  const FenceId waits = bench.packer->capture(held->handle()).value();
-  other.record();
-  const FenceId passes = bench.packer->capture(other.handle()).value();
-  bool passed = false;
-  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(passes);
-  CHECK(passed);
-  CHECK(!bench.packer->passed(waits));
-  // Packs go on beside a forward that runs.
-  bench.packer->start(bench.job(0));
-  CHECK(poll_for(*bench.packer, 1).at(0).status.ok());
-  {
-    const CudaScope scope(*bench.device);
-    CHECK_EQ(bench.device->driver().event_destroy(held->event), 0);
-    CHECK_EQ(bench.device->driver().event_create(&held->event, 0), 0);
-  }
-  CHECK(!bench.packer->passed(waits));
-  fake().release(held_stream);
-  passed = false;
-  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(waits);
-  CHECK(passed);
-}
-
-TEST(a_capture_that_fails_leaves_nothing_to_wait_for) {
-  fake().reset();
-  const Bench bench;
-  const GpuStream user(bench.device);
-  fake().hold(user.stream);
-  user.record();
-  fake().fail("cuEventRecord", 1, kCudaOutOfMemory);
-  const Status status = bench.packer->capture(user.handle()).status();
-  CHECK_EQ(status.code(), Code::kExhausted);
-  CHECK(status.message().find("after=" + std::to_string(user.handle())) != std::string::npos);
-  const GpuStream other(bench.device);
-  const FenceId fence = bench.packer->capture(other.handle()).value();
-  bool passed = false;
-  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(fence);
-  CHECK(passed);
-  fake().release(user.stream);
-}
-
-TEST(dropped_fences_are_used_again_once_they_have_passed) {
-  fake().reset();
-  const Bench bench;
-  const GpuStream user(bench.device);
-  fake().hold(user.stream);
-  user.record();
-  const FenceId dropped = bench.packer->capture(user.handle()).value();
-  bench.packer->drop(dropped);
-  const GpuStream other(bench.device);
-  other.record();
-  const FenceId second = bench.packer->capture(other.handle()).value();
-  CHECK(second != dropped);
-  bench.packer->drop(second);
-  fake().release(user.stream);
-  fake().reset();
-  for (int i = 0; i < 50; ++i) {
-    other.record();
-    bench.packer->drop(bench.packer->capture(other.handle()).value());
-  }
-  // Each capture finds an older one that has passed, but for the few whose streams are still a step behind.
-  CHECK(fake().count("cuStreamCreateWithPriority") <= 4);
-}
-
-TEST(captures_of_many_threads) {
-  fake().reset();
-  const Bench bench;
-  std::vector<FenceId> fences;
-  std::mutex mutex;
-  std::vector<std::jthread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&] {
-      const GpuStream user(bench.device);
-      for (int i = 0; i < 30; ++i) {
-        user.record();
-        const Result<FenceId> fence = bench.packer->capture(user.handle());
-        CHECK(fence.ok());
-        const std::lock_guard lock(mutex);
-        fences.push_back(fence.value());
-      }
-    });
-  }
-  std::size_t num_passed = 0;
-  std::size_t num_jobs = 0;
-  std::vector<PackDone> done;
-  for (int i = 0; num_passed < 90 && i < 1'000'000; ++i) {
-    if (num_jobs == done.size()) bench.packer->start(bench.job(num_jobs++ % 4));
-    bench.packer->poll(done);
-    const std::lock_guard lock(mutex);
-    num_passed += std::erase_if(fences, [&](FenceId fence) { return bench.packer->passed(fence); });
-    if (fences.empty()) std::this_thread::yield();
-  }
-  CHECK_EQ(num_passed, 90);
-  CHECK_EQ(done.size() + poll_for(*bench.packer, num_jobs - done.size()).size(), num_jobs);
+  const auto device = open_device();
+  std::mt19937_64 random(15);
+  const GpuCache on_device(device, {make_plane({4, 1, 1, 64}, kNestings[0])}, random);
+  std::vector<std::byte> host(4 * 64);
+  Cache cache = on_device.cache;
+  cache.groups[0].planes[0].base = host.data();
+  cache.groups[0].planes[0].name = "layer 7";
+  const long before = fake().leaks();
+  const Status unknown = make_cuda_packer(cache, device, fake_kernels(), {}).status();
+  CHECK_EQ(unknown.code(), Code::kInvalidArgument);
+  CHECK(unknown.message().find("'layer 7' is said to be on CUDA device 0, but the driver does not know") !=
+        std::string::npos);
+  CHECK_EQ(fake().leaks(), before);
 }
 
 TEST(a_lost_device_ends_every_job_and_refuses_later_ones) {

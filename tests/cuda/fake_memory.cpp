@@ -107,7 +107,7 @@ FAKE_CUDA_EXPORT CudaCode cuMemHostRegister_v2(void* pointer, std::size_t size, 
   FAKE_CUDA_ENTER(cuMemHostRegister_v2, kContext);
   if (pointer == nullptr || size == 0) return kInvalidValue;
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  if (overlaps_memory(address, size)) return kCudaHostMemoryAlreadyRegistered;
+  if (overlaps_memory(address, size)) return kHostMemoryAlreadyRegistered;
   state().memory[address] = {
       .kind = Memory::Kind::kRegistered, .size = size, .device = current_context()->device};
   return kCudaOk;

@@ -50,6 +50,7 @@ namespace fake {
 
 inline constexpr CudaCode kInvalidValue = 1;
 inline constexpr CudaCode kNotInitialized = 3;
+inline constexpr CudaCode kDeinitialized = 4;
 inline constexpr CudaCode kNoDevice = 100;
 inline constexpr CudaCode kInvalidDevice = 101;
 inline constexpr CudaCode kInvalidImage = 200;
@@ -57,6 +58,7 @@ inline constexpr CudaCode kInvalidContext = 201;
 inline constexpr CudaCode kInvalidHandle = 400;
 inline constexpr CudaCode kNotFound = 500;
 inline constexpr CudaCode kContextIsDestroyed = 709;
+inline constexpr CudaCode kHostMemoryAlreadyRegistered = 712;
 inline constexpr CudaCode kHostMemoryNotRegistered = 713;
 
 inline constexpr int kMaxDevices = 16;

@@ -70,6 +70,7 @@ class CudaPacker final : public Packer {
   };
 
   Status load_kernels(std::span<const std::byte> kernels, bool bulk);
+  Status check_planes() const;
   Status upload_planes();
   Status prepare(Launch& launch, std::size_t num_ids);
   Status flush_direct_writes(const PackJob& job);
@@ -119,6 +120,7 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   needs_flush_ =
       ordering < kCudaWritesOrderedForOwner && (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
 
+  KVPUSH_TRY(check_planes());
   KVPUSH_TRY(load_kernels(kernels, options.bulk));
   int least = 0;
   int greatest = 0;
@@ -145,6 +147,25 @@ Status CudaPacker::load_kernels(std::span<const std::byte> kernels, bool bulk) {
   if (!bulk || device_->compute() < 90) return {};
   KVPUSH_TRY(find(bulk_kernels_[0], kPackBulkKernel));
   return find(bulk_kernels_[1], kUnpackBulkKernel);
+}
+
+/// A kernel that follows a pointer which is not its device's ends the context, for torch too.
+Status CudaPacker::check_planes() const {
+  for (const Group& group : cache_.groups) {
+    for (const Plane& plane : group.planes) {
+      int at = -1;
+      const CudaCode code =
+          cuda_.pointer_get_attribute(&at, kCudaPointerDeviceOrdinal, address_bits(plane.base));
+      if (code == kCudaOk && at == device_->index()) continue;
+      if (code != kCudaOk && code != kCudaInvalidValue) return cuda_.check(code, "cuPointerGetAttribute");
+      return {Code::kInvalidArgument,
+              "plane '" + plane.name + "' is said to be on CUDA device " + std::to_string(device_->index()) +
+                  ", but the driver " +
+                  (code == kCudaOk ? "has it on device " + std::to_string(at) : "does not know its address") +
+                  "; name the array's device, as torch and cupy do"};
+    }
+  }
+  return {};
 }
 
 Status CudaPacker::upload_planes() {
