@@ -62,6 +62,7 @@ cuda-check: $(STAMPS)/cuda
 	cmake -S . -B build/cuda -G Ninja -DKVPUSH_CUDA=ON -DKVPUSH_BUILD_TESTS=OFF
 	cmake --build build/cuda --target kvpush_kernels
 	cat build/cuda/kvpush_kernels.txt
+	for arch in 80 90 100; do grep -q "for 'sm_$$arch'" build/cuda/kvpush_kernels.txt || exit 1; done
 	cmake --preset debug -G Ninja
 	cmake --build --preset debug -j $(JOBS) --target test_copy_walk
 	build/debug/test_copy_walk

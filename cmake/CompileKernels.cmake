@@ -1,8 +1,19 @@
 # cmake -DNVCC= -DHOST_COMPILER= -DSOURCES= -DINCLUDE= -DOUT=FILE.fatbin -P CompileKernels.cmake
 #
-# One fatbin for every architecture, and FILE.txt with what each kernel uses of registers and memory. Fails on a
-# warning, on a spill, and if an architecture is missing.
-set(ARCHITECTURES 80 90 100)
+# One fatbin for every architecture that this nvcc knows, and FILE.txt with what each kernel uses of registers and
+# memory. Fails on a warning, on a spill, and if nothing came of an architecture.
+execute_process(COMMAND "${NVCC}" --list-gpu-arch OUTPUT_VARIABLE known RESULT_VARIABLE code)
+if(NOT code EQUAL 0)
+  message(FATAL_ERROR "${NVCC} --list-gpu-arch: ${code}")
+endif()
+set(ARCHITECTURES)
+foreach(architecture 80 90 100)
+  if("${known}\n" MATCHES "compute_${architecture}[^0-9]")
+    list(APPEND ARCHITECTURES ${architecture})
+  else()
+    message(STATUS "${NVCC} does not know sm_${architecture}: left out")
+  endif()
+endforeach()
 
 set(flags -fatbin -std=c++20 -O3 --Werror all-warnings -Xptxas -v -ccbin "${HOST_COMPILER}" "-I${INCLUDE}")
 foreach(architecture IN LISTS ARCHITECTURES)

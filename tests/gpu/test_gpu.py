@@ -49,6 +49,23 @@ def test_every_byte_arrives(gpu: Any, sides: tuple[str, str], shape: dict[str, A
             assert np.array_equal(target.blocks(untouched), before)
 
 
+@pytest.mark.parametrize("sides", SIDES, ids="-".join)
+def test_long_rows_by_bulk_copies(gpu: Any, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots in device memory, and in pinned host memory."""
+    monkeypatch.setenv("KVPUSH_CUDA_BULK", "1")
+    shape = {"heads": 2, "tokens": 2, "content": 2064, "order": "BNHC"}
+    source, target = side(sides[0], gpu, **shape), side(sides[1], gpu, **shape)
+    source.fill(8)
+    target.fill(None)
+    with engine(source) as p, engine(target) as d:
+        move(p, d, connect(p, d), "k", [7, 0, 23], [1, 22, 2])
+        assert np.array_equal(target.blocks([1, 22, 2]), source.blocks([7, 0, 23]))
+        assert not target.blocks([0, 3]).any()
+    if gpu.kind == "fake":
+        assert gpu.count("kvpush_pack_bulk") == (sides[0] == "gpu")
+        assert gpu.count("kvpush_unpack_bulk") == (sides[1] == "gpu")
+
+
 def test_a_read_right_after_received_sees_it_all(gpu: Any) -> None:
     shape = {"planes": 1, "blocks": 4, "heads": 1, "tokens": 1, "content": 1024}
     source, target = Cache(gpu, **shape), Cache(gpu, **shape)

@@ -139,6 +139,11 @@ def test_self_test_of_an_unknown_transport_is_a_result_and_no_exception() -> Non
     assert result.error
 
 
+def test_what_a_self_test_warned_of_is_said() -> None:
+    noise = "kvpush warning: the path is slow\nUCX says something\nkvpush warning: slots elsewhere\n"
+    assert doctor_module._warnings(noise) == "the path is slow; slots elsewhere"
+
+
 def test_compare_finds_each_kind_of_damage() -> None:
     size = selftest._unit_bytes()
     source, before = bytes(selftest._random_bytes(1)), bytes(selftest._random_bytes(2))

@@ -23,7 +23,7 @@ _HOW_TO_GET = {"nixl": "pip install 'kvpush[nixl]'", "fabric": _GET_LIBFABRIC}
 class TransportReport:
     """One transport, between caches in "host" or "GPU" memory. ``ok`` means that its self-test passed.
 
-    ``detail`` says why not, or on a GPU where the slots are.
+    ``detail`` says why not, or what the self-test warned of, or on a GPU where the slots are.
     """
 
     name: str
@@ -138,11 +138,16 @@ def _examine_transport(name: str, reason: str, *options: str) -> TransportReport
         name,
         usable=True,
         ok=bool(result["ok"]),
-        detail=str(result["error"]),
+        detail=str(result["error"]) or _warnings(done.stderr),
         gb_per_s=float(result["gb_per_s"]),
         bytes_per_round=int(result["bytes_per_round"]),
         network_ops_per_round=int(result["network_ops_per_round"]),
     )
+
+
+def _warnings(stderr: str) -> str:
+    prefix = "kvpush warning: "
+    return "; ".join(line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix))
 
 
 def _examine_on_gpu(name: str) -> TransportReport:
@@ -150,7 +155,7 @@ def _examine_on_gpu(name: str) -> TransportReport:
 
     result = _examine_transport(name, "", "gpu")
     result.memory = "GPU"
-    if result.ok:
+    if result.ok and not result.detail:  # else it warned: of slots elsewhere, too
         on_device = name == "shm" or Config.from_env().nixl_device_memory
         result.detail = "slots in GPU memory" if on_device else "slots in pinned host memory"
     return result
