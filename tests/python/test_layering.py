@@ -22,7 +22,7 @@ ALLOWED = {
     "pack/cpu": {"base", "cache", "pack", "pack/cpu"},
     "pack/cuda": {"base", "cache", "shim", "pack", "pack/cuda"},
     "shim": {"base", "shim"},
-    "transport": {"base", "transport"},
+    "transport": {"base", "shim", "transport"},
     "transport/shm": {"base", "shim", "transport", "transport/shm"},
     "transport/nixl": {"base", "shim", "transport", "transport/nixl"},
     "transport/fault": {"base", "transport", "transport/fault"},

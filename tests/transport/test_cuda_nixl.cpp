@@ -4,8 +4,8 @@
 
 #include "conformance.hpp"
 #include "fake_gpu.hpp"
-#include "transport/nixl/memory.hpp"
 #include "transport/nixl/nixl_transport.hpp"
+#include "transport/remote_memory.hpp"
 
 namespace kvpush {
 namespace {
@@ -48,7 +48,7 @@ TEST(pages_are_pinned_while_they_are_used) {
   for (const bool retires : {false, true}) {
     fake().reset();
     {
-      auto memory = NixlMemory::map(5000, fake_gpu());
+      auto memory = RemoteMemory::map(5000, fake_gpu());
       if (!CHECK(memory.ok())) return;
       CHECK_EQ(fake().count("cuMemHostRegister_v2"), 1);
       memory.value().region().data[4999] = std::byte{1};
@@ -66,7 +66,7 @@ TEST(device_memory_is_zeroed_and_freed) {
   for (const bool retires : {false, true}) {
     fake().reset();
     {
-      auto memory = NixlMemory::allocate(5000, fake_gpu());
+      auto memory = RemoteMemory::allocate(5000, fake_gpu());
       if (!CHECK(memory.ok())) return;
       CHECK_EQ(fake().count("cuMemsetD8Async"), 1);
       CHECK(memory.value().clear(100).ok());
@@ -82,13 +82,13 @@ TEST(memory_that_cannot_be_pinned_is_an_error) {
     fake().reset();
     const auto device = fake_gpu();
     fake().fail(symbol, 1, kCudaOutOfMemory);
-    CHECK(NixlMemory::map(5000, device).status().code() == Code::kExhausted);
+    CHECK(RemoteMemory::map(5000, device).status().code() == Code::kExhausted);
   }
   for (const char* symbol : {"cuMemAlloc_v2", "cuStreamCreateWithPriority", "cuMemsetD8Async"}) {
     fake().reset();
     const auto device = fake_gpu();
     fake().fail(symbol, 1, kCudaOutOfMemory);
-    CHECK(NixlMemory::allocate(5000, device).status().code() == Code::kExhausted);
+    CHECK(RemoteMemory::allocate(5000, device).status().code() == Code::kExhausted);
   }
   CHECK_EQ(fake().leaks(), 0);
 }

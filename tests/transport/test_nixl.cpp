@@ -17,7 +17,7 @@
 #include "conformance.hpp"
 #include "transport/nixl/description.hpp"
 #include "transport/nixl/nixl_transport.hpp"
-#include "transport/nixl/process_identity.hpp"
+#include "transport/process_identity.hpp"
 
 namespace kvpush {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "transport/nixl/agent.hpp"
-#include "transport/nixl/process_identity.hpp"
+#include "transport/process_identity.hpp"
 
 namespace kvpush {
 

@@ -46,14 +46,14 @@ NixlTransport::~NixlTransport() {
     // NIXL cannot cancel a write: what is still running keeps its agent and all memory, for good.
     counters_->leaked_requests += posts_.size();
     agent_->leak();
-    for (NixlMemory& memory : staging_) memory.leak();
+    for (RemoteMemory& memory : staging_) memory.leak();
     for (auto& entry : sessions_) {
       if (entry.second.memory) entry.second.memory->leak();
     }
     for (auto& entry : closed_) entry.second.memory.leak();
     return;
   }
-  for (NixlMemory& memory : staging_) static_cast<void>(agent_->deregister_memory(memory.region()));
+  for (RemoteMemory& memory : staging_) static_cast<void>(agent_->deregister_memory(memory.region()));
   for (auto& [id, session] : sessions_) {
     if (!session.memory) continue;
     static_cast<void>(agent_->deregister_memory(session.memory->region()));
@@ -66,9 +66,9 @@ NixlTransport::~NixlTransport() {
   agent_.reset();
 }
 
-Result<NixlMemory> NixlTransport::allocate(std::size_t size_bytes) const {
+Result<RemoteMemory> NixlTransport::allocate(std::size_t size_bytes) const {
   const bool on_device = agent_->place().type == kNixlVram;
-  return on_device ? NixlMemory::allocate(size_bytes, device_) : NixlMemory::map(size_bytes, device_);
+  return on_device ? RemoteMemory::allocate(size_bytes, device_) : RemoteMemory::map(size_bytes, device_);
 }
 
 Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t slot_bytes,
@@ -97,7 +97,7 @@ Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t 
 
 Region NixlTransport::landing(const SessionId& session) {
   if (const auto open = sessions_.find(session); open != sessions_.end()) {
-    const std::optional<NixlMemory>& memory = open->second.memory;
+    const std::optional<RemoteMemory>& memory = open->second.memory;
     return memory ? memory->region() : Region{};
   }
   const auto closed = closed_.find(session);
@@ -159,7 +159,7 @@ Result<Region> NixlTransport::allocate_staging(std::size_t size_bytes) {
 }
 
 void NixlTransport::release_staging(Region region) {
-  const auto found = std::find_if(staging_.begin(), staging_.end(), [&](const NixlMemory& memory) {
+  const auto found = std::find_if(staging_.begin(), staging_.end(), [&](const RemoteMemory& memory) {
     return memory.region().data == region.data;
   });
   if (found == staging_.end()) return;
@@ -169,7 +169,7 @@ void NixlTransport::release_staging(Region region) {
 }
 
 Status NixlTransport::clear_staging(Region region) {
-  const auto found = std::find_if(staging_.begin(), staging_.end(), [&](const NixlMemory& memory) {
+  const auto found = std::find_if(staging_.begin(), staging_.end(), [&](const RemoteMemory& memory) {
     return memory.region().data == region.data;
   });
   if (found == staging_.end()) return {Code::kTransport, "nixl: not staging memory"};

@@ -11,10 +11,10 @@
 
 #include "transport/nixl/agent.hpp"
 #include "transport/nixl/description.hpp"
-#include "transport/nixl/memory.hpp"
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/nixl/peers.hpp"
 #include "transport/nixl/posts.hpp"
+#include "transport/remote_memory.hpp"
 
 namespace kvpush {
 
@@ -22,12 +22,12 @@ inline constexpr std::size_t kNixlMaxMessageBytes = std::size_t{16} << 10U;
 
 /// One open session. Which members are used tells the side: D has a landing, P has the peer's.
 struct NixlSession {
-  std::string agent;                 ///< the peer's; empty until connect()
-  std::optional<NixlMemory> memory;  ///< D
-  NixlLandingInfo remote;            ///< P
-  ProcessIdentity process;           ///< the peer's
-  std::size_t num_posts = 0;         ///< unfinished
-  std::uint64_t turn = 0;            ///< the poll since which num_sends counts
+  std::string agent;                   ///< the peer's; empty until connect()
+  std::optional<RemoteMemory> memory;  ///< D
+  NixlLandingInfo remote;              ///< P
+  ProcessIdentity process;             ///< the peer's
+  std::size_t num_posts = 0;           ///< unfinished
+  std::uint64_t turn = 0;              ///< the poll since which num_sends counts
   std::uint32_t num_sends = 0;
   bool spoke = false;  ///< a message or post has left for the peer
   bool heard = false;  ///< a message or notice has come from it
@@ -39,7 +39,7 @@ struct NixlSession {
 
 /// D's landing after close_session().
 struct NixlClosedLanding {
-  NixlMemory memory;
+  RemoteMemory memory;
   std::string agent;
   ProcessIdentity process;
   bool quiet = false;
@@ -98,7 +98,7 @@ class NixlTransport final : public Transport {
     kQuiet = 4,   ///< the same, and it writes no more: its posts have ended
   };
 
-  [[nodiscard]] Result<NixlMemory> allocate(std::size_t size_bytes) const;
+  [[nodiscard]] Result<RemoteMemory> allocate(std::size_t size_bytes) const;
   [[nodiscard]] bool is_known(const SessionId& session) const;
   [[nodiscard]] Bytes describe(const SessionId& session, NixlLandingInfo landing) const;
   Result<NixlDescription> understand(const SessionId& session, ByteView description) const;
@@ -128,7 +128,7 @@ class NixlTransport final : public Transport {
   std::unordered_map<SessionId, NixlSession> sessions_;
   std::unordered_map<SessionId, NixlClosedLanding> closed_;
   std::unordered_map<SessionId, NixlDraining> draining_;
-  std::vector<NixlMemory> staging_;
+  std::vector<RemoteMemory> staging_;
   std::vector<std::pair<TicketId, Fate>> due_;
   std::vector<TicketId> settled_;
   std::vector<std::pair<SessionId, std::string>> lost_;

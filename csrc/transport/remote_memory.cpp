@@ -1,4 +1,4 @@
-#include "transport/nixl/memory.hpp"
+#include "transport/remote_memory.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -44,7 +44,8 @@ RetiredRanges& retired_ranges() {
 
 }  // namespace
 
-Result<NixlMemory> NixlMemory::map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device) {
+Result<RemoteMemory> RemoteMemory::map(std::size_t size_bytes,
+                                       const std::shared_ptr<const CudaDevice>& device) {
   const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (size_bytes == 0 || size_bytes > SIZE_MAX - page_bytes) {
     return Status(Code::kInvalidArgument, "cannot map " + std::to_string(size_bytes) + " bytes");
@@ -57,7 +58,7 @@ Result<NixlMemory> NixlMemory::map(std::size_t size_bytes, const std::shared_ptr
   }
   // Writes into absent pages halve the rate of the first transfers.
   std::memset(data, 0, mapped_bytes);
-  NixlMemory memory(static_cast<std::byte*>(data), size_bytes, mapped_bytes);
+  RemoteMemory memory(static_cast<std::byte*>(data), size_bytes, mapped_bytes);
   if (device) {
     auto pinned = DeviceMemory::pin(device, memory.data_, mapped_bytes, std::numeric_limits<TimeUs>::max());
     if (!pinned.ok()) return pinned.status();
@@ -66,23 +67,23 @@ Result<NixlMemory> NixlMemory::map(std::size_t size_bytes, const std::shared_ptr
   return memory;
 }
 
-Result<NixlMemory> NixlMemory::allocate(std::size_t size_bytes,
-                                        const std::shared_ptr<const CudaDevice>& device) {
+Result<RemoteMemory> RemoteMemory::allocate(std::size_t size_bytes,
+                                            const std::shared_ptr<const CudaDevice>& device) {
   auto allocated = DeviceMemory::allocate(device, size_bytes);
   if (!allocated.ok()) return allocated.status();
   KVPUSH_TRY(allocated.value().clear(size_bytes));
-  NixlMemory memory(allocated.value().data(), size_bytes, 0);
+  RemoteMemory memory(allocated.value().data(), size_bytes, 0);
   memory.device_ = std::move(allocated).value();
   return memory;
 }
 
-NixlMemory::NixlMemory(NixlMemory&& other) noexcept
+RemoteMemory::RemoteMemory(RemoteMemory&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_bytes_(other.size_bytes_),
       mapped_bytes_(other.mapped_bytes_),
       device_(std::move(other.device_)) {}
 
-NixlMemory& NixlMemory::operator=(NixlMemory&& other) noexcept {
+RemoteMemory& RemoteMemory::operator=(RemoteMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
   std::swap(mapped_bytes_, other.mapped_bytes_);
@@ -90,23 +91,23 @@ NixlMemory& NixlMemory::operator=(NixlMemory&& other) noexcept {
   return *this;
 }
 
-NixlMemory::~NixlMemory() {
+RemoteMemory::~RemoteMemory() {
   device_.reset();
   if (data_ != nullptr && mapped_bytes_ != 0) munmap(data_, mapped_bytes_);
 }
 
-Status NixlMemory::clear(std::size_t size_bytes) const {
+Status RemoteMemory::clear(std::size_t size_bytes) const {
   if (mapped_bytes_ == 0) return device_.clear(size_bytes);
   std::memset(data_, 0, size_bytes);
   return {};
 }
 
-void NixlMemory::leak() noexcept {
+void RemoteMemory::leak() noexcept {
   device_.leak();
   data_ = nullptr;
 }
 
-void NixlMemory::retire() noexcept {
+void RemoteMemory::retire() noexcept {
   device_.reset();
   if (mapped_bytes_ == 0) data_ = nullptr;
   if (data_ == nullptr) return;

@@ -1,4 +1,4 @@
-#include "transport/nixl/process_identity.hpp"
+#include "transport/process_identity.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>

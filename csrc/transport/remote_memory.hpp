@@ -1,4 +1,4 @@
-// Memory that a remote agent may address.
+// Memory that a peer on a network may address.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +11,25 @@ namespace kvpush {
 
 /// Anonymous pages, zeroed and all present, or device memory. Move-only; the destructor frees it.
 ///
-/// A remote key or address of such memory can outlive its registration: NIXL cannot revoke one, and it
+/// A remote key or address of such memory can outlive its registration. NIXL cannot revoke one, and
 /// refuses a second landing of one agent at the same address with other keys. retire() therefore gives
 /// the pages back but keeps the address range mapped and unused, so that a late write lands in pages that
 /// nobody reads. Ranges are given up oldest first once 16 TiB of addresses are retired. Device memory is
 /// scarce: it is freed.
-class NixlMemory {
+class RemoteMemory {
  public:
   /// Maps at least `size_bytes`, rounded up to whole pages, and with a `device` pins them for it.
   /// Errors: Exhausted (the system refuses), those of DeviceMemory::pin().
-  static Result<NixlMemory> map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device);
+  static Result<RemoteMemory> map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device);
   /// Zeroed memory of the device itself. Errors: those of DeviceMemory::allocate() and clear().
-  static Result<NixlMemory> allocate(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device);
+  static Result<RemoteMemory> allocate(std::size_t size_bytes,
+                                       const std::shared_ptr<const CudaDevice>& device);
 
-  NixlMemory(NixlMemory&& other) noexcept;
-  NixlMemory& operator=(NixlMemory&& other) noexcept;
-  NixlMemory(const NixlMemory&) = delete;
-  NixlMemory& operator=(const NixlMemory&) = delete;
-  ~NixlMemory();
+  RemoteMemory(RemoteMemory&& other) noexcept;
+  RemoteMemory& operator=(RemoteMemory&& other) noexcept;
+  RemoteMemory(const RemoteMemory&) = delete;
+  RemoteMemory& operator=(const RemoteMemory&) = delete;
+  ~RemoteMemory();
 
   /// What was asked for, not the rounded size.
   [[nodiscard]] Region region() const noexcept { return {data_, size_bytes_}; }
@@ -41,7 +42,7 @@ class NixlMemory {
   void leak() noexcept;
 
  private:
-  NixlMemory(std::byte* data, std::size_t size_bytes, std::size_t mapped_bytes)
+  RemoteMemory(std::byte* data, std::size_t size_bytes, std::size_t mapped_bytes)
       : data_(data), size_bytes_(size_bytes), mapped_bytes_(mapped_bytes) {}
 
   std::byte* data_ = nullptr;
