@@ -12,23 +12,20 @@ endfunction()
 
 kvpush_tristate(KVPUSH_NIXL "NIXL transport (its library is found at run time)")
 kvpush_tristate(KVPUSH_CUDA "Kernels for GPUs (needs nvcc)")
-kvpush_tristate(KVPUSH_FABRIC "libfabric transport")
+kvpush_tristate(KVPUSH_FABRIC "libfabric transport (its library is found at run time)")
 
-if(KVPUSH_FABRIC STREQUAL "ON")
-  message(FATAL_ERROR "KVPUSH_FABRIC=ON: this backend is not part of kvpush ${KVPUSH_VERSION}; "
-                      "leave KVPUSH_FABRIC at AUTO or OFF")
-endif()
-
-# NIXL needs nothing at build time but dlopen.
-if(KVPUSH_NIXL STREQUAL "OFF")
-  set(KVPUSH_WITH_NIXL OFF)
-elseif(UNIX)
-  set(KVPUSH_WITH_NIXL ON)
-elseif(KVPUSH_NIXL STREQUAL "ON")
-  message(FATAL_ERROR "KVPUSH_NIXL=ON: this platform has no dlopen; set KVPUSH_NIXL=OFF")
-else()
-  set(KVPUSH_WITH_NIXL OFF)
-endif()
+# These need nothing at build time but dlopen.
+foreach(backend NIXL FABRIC)
+  if(KVPUSH_${backend} STREQUAL "OFF")
+    set(KVPUSH_WITH_${backend} OFF)
+  elseif(UNIX)
+    set(KVPUSH_WITH_${backend} ON)
+  elseif(KVPUSH_${backend} STREQUAL "ON")
+    message(FATAL_ERROR "KVPUSH_${backend}=ON: this platform has no dlopen; set KVPUSH_${backend}=OFF")
+  else()
+    set(KVPUSH_WITH_${backend} OFF)
+  endif()
+endforeach()
 
 option(KVPUSH_WERROR "Treat warnings as errors" OFF)
 option(KVPUSH_BUILD_TESTS "Build the C++ tests" ${PROJECT_IS_TOP_LEVEL})

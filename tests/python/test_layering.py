@@ -25,11 +25,12 @@ ALLOWED = {
     "transport": {"base", "shim", "transport"},
     "transport/shm": {"base", "shim", "transport", "transport/shm"},
     "transport/nixl": {"base", "shim", "transport", "transport/nixl"},
+    "transport/fabric": {"base", "shim", "transport", "transport/fabric"},
     "transport/fault": {"base", "transport", "transport/fault"},
     "engine": {"base", "cache", "protocol", "pack", "transport", "engine"},
     "bindings": {
         *("base", "cache", "engine", "pack", "pack/cpu", "pack/cuda", "shim", "bindings"),
-        *("transport", "transport/shm", "transport/nixl", "transport/fault"),
+        *("transport", "transport/shm", "transport/nixl", "transport/fabric", "transport/fault"),
     },
 }
 

@@ -1,0 +1,11 @@
+// Stands in for this directory in a build without libfabric.
+#include "transport/fabric/fabric_transport.hpp"
+
+namespace kvpush {
+
+Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<const FabricApi>& /*api*/,
+                                                         const FabricOptions& /*options*/) {
+  return Status(Code::kUnsupported, "this build has no fabric transport: configure with -DKVPUSH_FABRIC=ON");
+}
+
+}  // namespace kvpush

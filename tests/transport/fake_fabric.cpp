@@ -1,0 +1,430 @@
+#include "fake_fabric.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace kvpush::fake_fabric {
+namespace {
+
+struct Endpoint;
+
+struct Error {
+  void* context = nullptr;
+  int err = 0;
+};
+
+struct Queue : FidCq {
+  std::deque<FiCqDataEntry> entries;
+  std::deque<Error> errors;
+  std::deque<FiCqDataEntry> repeats;
+  Endpoint* endpoint = nullptr;
+};
+
+struct Registration : FidMr {
+  std::byte* data = nullptr;
+  std::size_t size = 0;
+};
+
+struct Receive {
+  void* buffer = nullptr;
+  std::size_t size = 0;
+  void* context = nullptr;
+};
+
+/// Under way to an endpoint. Data are read when it arrives, as a NIC may.
+struct Packet {
+  std::uint64_t from = 0;
+  const void* data = nullptr;
+  std::size_t size = 0;
+  void* context = nullptr;
+  bool is_write = false;
+  std::uint64_t immediate = 0;
+  std::uint64_t address = 0;
+  std::uint64_t key = 0;
+};
+
+struct Endpoint : FidEp {
+  std::uint64_t id = 0;
+  Queue* queue = nullptr;
+  std::deque<Packet> arriving;
+  std::deque<Receive> receives;
+};
+
+struct Net {
+  std::recursive_mutex mutex;
+  Policy policy;
+  std::uint64_t random = 1;
+  std::uint64_t next_id = 1;
+  std::uint64_t next_key = 1000;
+  std::uint32_t num_failing_writes = 0;
+  std::size_t num_open = 0;
+  std::map<std::uint64_t, Endpoint*> endpoints;
+  std::vector<Registration*> registrations;
+
+  std::uint64_t below(std::uint64_t limit) {
+    random = random * 0xd1342543de82ef95U + 1;
+    return (random >> 33U) % limit;
+  }
+  bool happens(std::uint32_t chance) { return chance != 0 && below(256) < chance; }
+};
+
+Net& net() {
+  static auto* const the_net = new Net;
+  return *the_net;
+}
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+template <typename Object, typename Base>
+Object* as(Base* base) {
+  return static_cast<Object*>(base);
+}
+
+// Objects start with their Fid, so a Fid's address is the object's.
+template <typename Base>
+Base* base_of(Fid* fid) {
+  return reinterpret_cast<Base*>(fid);
+}
+
+void end_at(std::uint64_t source, const Packet& packet, int err) {
+  const auto found = net().endpoints.find(source);
+  if (found == net().endpoints.end()) return;
+  Queue& queue = *found->second->queue;
+  if (err != 0) {
+    queue.errors.push_back({packet.context, err});
+  } else {
+    const std::uint64_t flags = packet.is_write ? kFiRma | kFiWrite : kFiMsg | kFiSend;
+    queue.entries.push_back(
+        {.op_context = packet.context, .flags = flags, .len = 0, .buf = nullptr, .data = 0});
+  }
+}
+
+/// 0, or what is wrong with the write.
+int land(const Packet& packet) {
+  for (const Registration* each : net().registrations) {
+    if (each->key != packet.key) continue;
+    const std::uint64_t base = net().policy.by_address ? reinterpret_cast<std::uintptr_t>(each->data) : 0;
+    const std::uint64_t offset = packet.address - base;
+    if (offset > each->size || packet.size > each->size - offset) return EACCES;
+    std::memcpy(each->data + offset, packet.data, packet.size);
+    return 0;
+  }
+  return EKEYREJECTED;
+}
+
+/// False: it has to wait for a receive.
+bool arrive(Endpoint& at, const Packet& packet) {
+  if (packet.is_write) {
+    const int err = land(packet);
+    end_at(packet.from, packet, err);
+    if (err != 0) return true;
+    const FiCqDataEntry entry{.op_context = nullptr,
+                              .flags = kFiRma | kFiRemoteWrite | kFiRemoteCqData,
+                              .len = packet.size,
+                              .buf = nullptr,
+                              .data = packet.immediate};
+    at.queue->entries.push_back(entry);
+    if (net().happens(net().policy.repeats)) at.queue->repeats.push_back(entry);
+    return true;
+  }
+  if (at.receives.empty()) return false;
+  const Receive receive = at.receives.front();
+  at.receives.pop_front();
+  const std::size_t size = std::min(receive.size, packet.size);
+  std::memcpy(receive.buffer, packet.data, size);
+  at.queue->entries.push_back(
+      {.op_context = receive.context, .flags = kFiMsg | kFiRecv, .len = size, .buf = nullptr, .data = 0});
+  end_at(packet.from, packet, 0);
+  return true;
+}
+
+void progress(Endpoint& at) {
+  std::deque<Packet> waiting;
+  for (std::size_t left = std::min<std::size_t>(at.arriving.size(), 64); left > 0; --left) {
+    if (net().policy.shuffles) std::swap(at.arriving.front(), at.arriving[net().below(at.arriving.size())]);
+    const Packet packet = at.arriving.front();
+    at.arriving.pop_front();
+    if (!arrive(at, packet)) waiting.push_back(packet);
+  }
+  at.arriving.insert(at.arriving.begin(), waiting.begin(), waiting.end());
+  if (!at.queue->repeats.empty() && net().happens(64)) {
+    at.queue->entries.push_back(at.queue->repeats.front());
+    at.queue->repeats.pop_front();
+  }
+}
+
+std::ptrdiff_t start(FidEp* from, FiAddr to, Packet packet) {
+  if (net().happens(net().policy.again)) return -EAGAIN;
+  packet.from = as<Endpoint>(from)->id;
+  const auto found = net().endpoints.find(to);
+  if (packet.is_write && net().num_failing_writes != 0) {
+    --net().num_failing_writes;
+    end_at(packet.from, packet, ECONNRESET);
+  } else if (found == net().endpoints.end()) {
+    end_at(packet.from, packet, ECONNREFUSED);
+  } else {
+    found->second->arriving.push_back(packet);
+  }
+  return 0;
+}
+
+std::ptrdiff_t send(FidEp* ep, const void* data, std::size_t size, void*, FiAddr to, void* context) {
+  const Lock lock(net().mutex);
+  return start(ep, to, {.data = data, .size = size, .context = context});
+}
+
+std::ptrdiff_t writedata(FidEp* ep, const void* data, std::size_t size, void*, std::uint64_t immediate,
+                         FiAddr to, std::uint64_t address, std::uint64_t key, void* context) {
+  const Lock lock(net().mutex);
+  if (size > net().policy.max_write_bytes) return -EMSGSIZE;
+  return start(ep, to,
+               {.data = data,
+                .size = size,
+                .context = context,
+                .is_write = true,
+                .immediate = immediate & UINT32_MAX,
+                .address = address,
+                .key = key});
+}
+
+std::ptrdiff_t receive(FidEp* ep, void* buffer, std::size_t size, void*, FiAddr, void* context) {
+  const Lock lock(net().mutex);
+  auto& receives = as<Endpoint>(ep)->receives;
+  if (receives.size() >= net().policy.max_receives || net().happens(net().policy.again)) return -EAGAIN;
+  receives.push_back({buffer, size, context});
+  return 0;
+}
+
+std::ptrdiff_t read(FidCq* cq, void* into, std::size_t count) {
+  const Lock lock(net().mutex);
+  auto& queue = *as<Queue>(cq);
+  if (queue.endpoint != nullptr) progress(*queue.endpoint);
+  if (!queue.errors.empty()) return -kFiAvail;
+  if (queue.entries.empty()) return -EAGAIN;
+  std::size_t num_read = std::min(count, queue.entries.size());
+  if (net().happens(net().policy.short_reads)) num_read = 1;
+  std::copy_n(queue.entries.begin(), num_read, static_cast<FiCqDataEntry*>(into));
+  queue.entries.erase(queue.entries.begin(), queue.entries.begin() + static_cast<std::ptrdiff_t>(num_read));
+  return static_cast<std::ptrdiff_t>(num_read);
+}
+
+std::ptrdiff_t read_error(FidCq* cq, FiCqErrEntry* into, std::uint64_t) {
+  const Lock lock(net().mutex);
+  auto& queue = *as<Queue>(cq);
+  if (queue.errors.empty()) return -EAGAIN;
+  into->op_context = queue.errors.front().context;
+  into->err = queue.errors.front().err;
+  queue.errors.pop_front();
+  return 1;
+}
+
+const char* queue_strerror(FidCq*, int, const void*, char*, std::size_t) {
+  return "by the fake";
+}
+
+int get_name(Fid* fid, void* into, std::size_t* size) {
+  const auto& endpoint = *as<Endpoint>(base_of<FidEp>(fid));
+  if (*size < sizeof(endpoint.id)) return -259;
+  std::memcpy(into, &endpoint.id, sizeof(endpoint.id));
+  *size = sizeof(endpoint.id);
+  return 0;
+}
+
+int insert(FidAv*, const void* name, std::size_t, FiAddr* address, std::uint64_t, void*) {
+  std::memcpy(address, name, sizeof(*address));
+  return 1;
+}
+
+int remove(FidAv*, FiAddr*, std::size_t, std::uint64_t) {
+  return 0;
+}
+
+template <typename Object, typename Base>
+int close_as(Fid* fid) {
+  const Lock lock(net().mutex);
+  --net().num_open;
+  delete as<Object>(base_of<Base>(fid));
+  return 0;
+}
+
+int close_endpoint(Fid* fid) {
+  const Lock lock(net().mutex);
+  auto* const endpoint = as<Endpoint>(base_of<FidEp>(fid));
+  net().endpoints.erase(endpoint->id);
+  for (auto& [id, other] : net().endpoints) {
+    std::erase_if(other->arriving, [&](const Packet& packet) { return packet.from == endpoint->id; });
+  }
+  for (const Packet& packet : endpoint->arriving) end_at(packet.from, packet, ECONNRESET);
+  if (endpoint->queue != nullptr) endpoint->queue->endpoint = nullptr;
+  return close_as<Endpoint, FidEp>(fid);
+}
+
+int close_registration(Fid* fid) {
+  const Lock lock(net().mutex);
+  std::erase(net().registrations, as<Registration>(base_of<FidMr>(fid)));
+  return close_as<Registration, FidMr>(fid);
+}
+
+int bind(Fid* fid, Fid* other, std::uint64_t flags) {
+  if ((flags & kFiRecv) == 0) return 0;
+  auto* const endpoint = as<Endpoint>(base_of<FidEp>(fid));
+  endpoint->queue = as<Queue>(base_of<FidCq>(other));
+  endpoint->queue->endpoint = endpoint;
+  return 0;
+}
+
+int control(Fid* fid, int command, void*) {
+  const Lock lock(net().mutex);
+  if (command != kFiEnable) return -ENOSYS;
+  auto* const endpoint = as<Endpoint>(base_of<FidEp>(fid));
+  net().endpoints[endpoint->id] = endpoint;
+  return 0;
+}
+
+template <typename Object, typename Base>
+FiOps* plain_ops() {
+  static FiOps ops{sizeof(FiOps), close_as<Object, Base>, nullptr, control};
+  return &ops;
+}
+
+int open_av(FidDomain*, FiAvAttr*, FidAv** av, void*) {
+  static FiOpsAv ops{sizeof(FiOpsAv), insert, {}, remove};
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  *av = new FidAv{{0, nullptr, plain_ops<FidAv, FidAv>()}, &ops};
+  return 0;
+}
+
+int open_cq(FidDomain*, FiCqAttr* attributes, FidCq** cq, void*) {
+  static FiOpsCq ops{sizeof(FiOpsCq), read, nullptr, read_error, {}, queue_strerror};
+  if (attributes->wait_obj != kFiWaitNone) return -ENOSYS;
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  auto* const queue = new Queue;
+  queue->fid.ops = plain_ops<Queue, FidCq>();
+  queue->FidCq::ops = &ops;
+  *cq = queue;
+  return 0;
+}
+
+int open_endpoint(FidDomain*, FiInfo*, FidEp** ep, void*) {
+  static FiOps fid_ops{sizeof(FiOps), close_endpoint, bind, control};
+  static FiOpsCm cm{sizeof(FiOpsCm), nullptr, get_name};
+  static FiOpsMsg msg{sizeof(FiOpsMsg), receive, {}, send};
+  static FiOpsRma rma{sizeof(FiOpsRma), {}, writedata};
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  auto* const endpoint = new Endpoint;
+  endpoint->fid = {0, nullptr, &fid_ops};
+  endpoint->cm = &cm;
+  endpoint->msg = &msg;
+  endpoint->rma = &rma;
+  endpoint->id = net().next_id++;
+  *ep = endpoint;
+  return 0;
+}
+
+int register_memory(Fid*, const void* data, std::size_t size, std::uint64_t, std::uint64_t,
+                    std::uint64_t requested_key, std::uint64_t, FidMr** mr, void*) {
+  static FiOps ops{sizeof(FiOps), close_registration, nullptr, control};
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  auto* const registration = new Registration;
+  registration->fid = {0, nullptr, &ops};
+  registration->key = net().policy.by_address ? net().next_key++ : requested_key;
+  registration->data = static_cast<std::byte*>(const_cast<void*>(data));
+  registration->size = size;
+  net().registrations.push_back(registration);
+  *mr = registration;
+  return 0;
+}
+
+int open_domain(FidFabric*, FiInfo*, FidDomain** domain, void*) {
+  static FiOpsDomain ops{sizeof(FiOpsDomain), open_av, open_cq, open_endpoint};
+  static FiOpsMr mr{sizeof(FiOpsMr), register_memory};
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  *domain = new FidDomain{{0, nullptr, plain_ops<FidDomain, FidDomain>()}, &ops, &mr};
+  return 0;
+}
+
+int open_fabric(FiFabricAttr*, FidFabric** fabric, void*) {
+  static FiOpsFabric ops{sizeof(FiOpsFabric), open_domain, {}, nullptr};
+  const Lock lock(net().mutex);
+  ++net().num_open;
+  *fabric = new FidFabric{{0, nullptr, plain_ops<FidFabric, FidFabric>()}, &ops};
+  return 0;
+}
+
+FiInfo* make_info(const FiInfo* /*like*/) {
+  auto* const info = new FiInfo{};
+  info->tx_attr = new FiTxAttr{};
+  info->rx_attr = new FiRxAttr{};
+  info->ep_attr = new FiEpAttr{};
+  info->domain_attr = new FiDomainAttr{};
+  info->fabric_attr = new FiFabricAttr{};
+  return info;
+}
+
+void free_info(FiInfo* info) {
+  delete info->tx_attr;
+  delete info->rx_attr;
+  delete info->ep_attr;
+  delete info->domain_attr;
+  std::free(info->fabric_attr->prov_name);
+  delete info->fabric_attr;
+  delete info;
+}
+
+int get_info(std::uint32_t, const char*, const char*, std::uint64_t, const FiInfo* hints, FiInfo** found) {
+  const Policy& policy = net().policy;
+  if (hints->tx_attr->op_flags != 0 && !policy.delivers) return -ENODATA;
+  FiInfo* const info = make_info(nullptr);
+  info->fabric_attr->prov_name = strdup("efa");
+  info->ep_attr->max_msg_size = policy.max_message_bytes;
+  info->rx_attr->size = policy.max_receives;
+  info->domain_attr->mr_key_size = 8;
+  info->domain_attr->mr_mode = policy.by_address ? kFiMrVirtAddr | kFiMrProvKey : 0;
+  *found = info;
+  return 0;
+}
+
+}  // namespace
+
+std::shared_ptr<const FabricApi> network(const Policy& policy) {
+  const Lock lock(net().mutex);
+  net().policy = policy;
+  net().random = policy.seed;
+  net().num_failing_writes = 0;
+  auto api = std::make_shared<FabricApi>();
+  api->version = [] { return kFabricVersion; };
+  api->getinfo = get_info;
+  api->freeinfo = free_info;
+  api->dupinfo = make_info;
+  api->fabric = open_fabric;
+  api->strerror = [](int code) -> const char* { return std::strerror(code); };
+  api->path = "the fake";
+  return api;
+}
+
+void fail_writes(std::uint32_t count) {
+  const Lock lock(net().mutex);
+  net().num_failing_writes = count;
+}
+
+void overrun() {
+  const Lock lock(net().mutex);
+  for (auto& [id, endpoint] : net().endpoints) endpoint->queue->errors.push_back({nullptr, kFiOverrun});
+}
+
+std::size_t num_open() {
+  const Lock lock(net().mutex);
+  return net().num_open;
+}
+
+}  // namespace kvpush::fake_fabric
