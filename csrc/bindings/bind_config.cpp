@@ -10,6 +10,7 @@
 #include "pack/cpu/cpu_packer.hpp"
 #include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
+#include "transport/fabric/fabric_transport.hpp"
 #include "transport/fault/fault_transport.hpp"
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
@@ -51,7 +52,17 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     }
     return make_nixl_transport(options);
   }
-  return Status(Code::kInvalidArgument, "transport '" + name + "' is unknown; known are auto, shm, nixl");
+  if (name == "fabric") {
+    auto api = load_fabric_api(get<std::vector<std::string>>(description, "fabric_library"));
+    if (!api.ok()) return api.status();
+    FabricOptions options;
+    options.incarnation = incarnation;
+    options.provider = get<std::string>(description, "fabric_provider");
+    options.device = std::move(device);
+    return make_fabric_transport(api.value(), options);
+  }
+  return Status(Code::kInvalidArgument,
+                "transport '" + name + "' is unknown; known are auto, shm, nixl, fabric");
 }
 
 /// kvpush.testing.faults(): the transport behind the seam fails as that says. No setting of kvpush.Config.
@@ -148,9 +159,10 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
   return parts;
 }
 
-py::dict transports(const std::string& nixl_library) {
+py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
+                    const std::string& fabric_provider) {
   py::dict found;
-  for (const char* name : {"shm", "nixl"}) {
+  for (const char* name : {"shm", "nixl", "fabric"}) {
     Incarnation incarnation;
     static_cast<Uuid&>(incarnation) = random_uuid();
     py::dict description;
@@ -158,6 +170,8 @@ py::dict transports(const std::string& nixl_library) {
     description["nixl_library"] = nixl_library;
     description["nixl_backends"] = std::vector<std::string>{"UCX"};
     description["nixl_device_memory"] = false;
+    description["fabric_library"] = fabric_libraries;
+    description["fabric_provider"] = fabric_provider;
     const auto made = make_transport(name, incarnation, description);
     found[name] = made.ok() ? std::string() : made.status().message();
   }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "cache/cache.hpp"
@@ -46,7 +47,8 @@ std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& ca
                                     std::shared_ptr<const CudaDevice> device);
 
 /// Transport name to "", or to why it cannot be used here.
-py::dict transports(const std::string& nixl_library);
+py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
+                    const std::string& fabric_provider);
 
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);

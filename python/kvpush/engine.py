@@ -4,7 +4,7 @@ from types import TracebackType
 
 from kvpush import _core, access
 from kvpush.cache import Cache
-from kvpush.config import Config, find_nixl_library
+from kvpush.config import Config, fabric_libraries, find_nixl_library
 from kvpush.errors import InvalidArgument
 
 
@@ -146,4 +146,9 @@ def transports() -> dict[str, str]:
 
     Opens each for a moment; NIXL takes some 100 ms.
     """
-    return _core.transports(find_nixl_library() or "")
+    config = Config.from_env()
+    return _core.transports(
+        config.nixl_library or find_nixl_library() or "",
+        fabric_libraries(config.fabric_library),
+        config.fabric_provider,
+    )

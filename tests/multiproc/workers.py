@@ -27,7 +27,7 @@ CONFIG = {
     "num_slots": NUM_SLOTS,
     "close_timeout_s": 1.0,
 }
-TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl)]
+TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), "fabric"]
 
 
 class _Served:
@@ -40,7 +40,9 @@ class _Served:
         self.array = np.zeros((64, 2, 4, 8), dtype=np.float32)
         if is_source:
             self.array += np.arange(1, 65, dtype=np.float32)[:, None, None, None]
-        self.engine = kvpush.Engine(cache([[self.array]]), kvpush.Config(transport=transport, **CONFIG))
+        self.engine = kvpush.Engine(
+            cache([[self.array]]), kvpush.Config.from_env(transport=transport, **CONFIG)
+        )
         self.pushes: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.receives: dict[str, Any] = {}
@@ -180,7 +182,7 @@ class Pool:
     @contextlib.contextmanager
     def take(self, transport: str, *roles: str) -> Iterator[list[Worker]]:
         """A worker for each role, "p" or "d". Those that live come back, unless the test fails."""
-        if transport == "nixl" and (why := kvpush.transports()["nixl"]):
+        if transport != "shm" and (why := kvpush.transports()[transport]):
             pytest.skip(why)
         taken: list[tuple[list[Worker], Worker]] = []
         for role in roles:

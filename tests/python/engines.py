@@ -13,7 +13,7 @@ import kvpush
 
 DIGEST = b"\x11" * 32
 DEADLINE_S = 30.0
-TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl)]
+TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), "fabric"]
 
 
 def arrays(
@@ -57,9 +57,10 @@ class Pair:
 
 
 def pair(transport: str, num_groups: int = 1, config: dict | None = None, **shape: int) -> Pair:
-    if transport == "nixl" and (why := kvpush.transports()["nixl"]):
+    if transport != "shm" and (why := kvpush.transports()[transport]):
         pytest.skip(why)
-    settings = kvpush.Config(transport=transport, **(config or {}))
+    # The environment may name a libfabric.
+    settings = kvpush.Config.from_env(transport=transport, **(config or {}))
     source = [arrays(seed=g, **shape) for g in range(num_groups)]
     target = [[np.zeros_like(a) for a in planes] for planes in source]
     return Pair(

@@ -62,6 +62,8 @@ def test_integers_of_other_types_are_taken():
         ("nixl_library", 3),
         ("nixl_device_memory", 1),
         ("nixl_device_memory", "true"),
+        ("fabric_library", 3),
+        ("fabric_provider", None),
         ("cuda_library", None),
     ],
 )
@@ -83,6 +85,8 @@ def test_each_field_has_an_environment_variable():
         "nixl_backends": ("UCX, LIBFABRIC", ("UCX", "LIBFABRIC")),
         "nixl_device_memory": ("1", True),
         "cuda_bulk": ("1", True),
+        "fabric_library": ("/lib/y.so", "/lib/y.so"),
+        "fabric_provider": ("tcp;ofi_rxm", "tcp;ofi_rxm"),
         "slot_bytes": ("0x100", 256),
         "secret": ("correct horse battery", "correct horse battery"),
     }
@@ -173,3 +177,16 @@ def test_nixl_without_its_library_says_how_to_get_it(monkeypatch, tmp_path):
         Config(transport="nixl").to_core()
     with pytest.raises(Unsupported, match="elsewhere.so was not found"):
         Config(transport="nixl", nixl_library=str(tmp_path / "elsewhere.so")).to_core()
+
+
+def test_libfabric_is_the_configured_one_or_the_systems_or_one_that_a_wheel_carries(monkeypatch, tmp_path):
+    library = tmp_path / "lib" / "libfabric.so.1"
+    library.parent.mkdir()
+    library.touch()
+    _install(monkeypatch)
+    assert Config(transport="shm").to_core()["fabric_library"] == []
+    assert Config(transport="fabric").to_core()["fabric_library"] == ["libfabric.so.1"]
+    _install(monkeypatch, mpich=_Distribution(tmp_path, ["lib/libfabric.so.1"]))
+    assert Config(transport="fabric").to_core()["fabric_library"] == ["libfabric.so.1", str(library)]
+    named = Config(transport="fabric", fabric_library="/opt/x.so").to_core()
+    assert named["fabric_library"] == ["/opt/x.so"]
