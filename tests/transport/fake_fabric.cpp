@@ -271,6 +271,7 @@ int close_registration(Fid* fid) {
 }
 
 int bind(Fid* fid, Fid* other, std::uint64_t flags) {
+  const Lock lock(net().mutex);
   if ((flags & kFiRecv) == 0) return 0;
   auto* const endpoint = as<Endpoint>(base_of<FidEp>(fid));
   endpoint->queue = as<Queue>(base_of<FidCq>(other));
@@ -382,6 +383,7 @@ void free_info(FiInfo* info) {
 }
 
 int get_info(std::uint32_t, const char*, const char*, std::uint64_t, const FiInfo* hints, FiInfo** found) {
+  const Lock lock(net().mutex);
   const Policy& policy = net().policy;
   if (hints->tx_attr->op_flags != 0 && !policy.delivers) return -ENODATA;
   FiInfo* const info = make_info(nullptr);
