@@ -234,6 +234,24 @@ TEST(a_later_answer_frees_a_quiet_landing) {
   CHECK(refused.status().message().find("9600 bytes") != std::string::npos);
 }
 
+TEST(mapped_slots_that_are_not_quiet_count_whatever_the_peer_says) {
+  World world;
+  world.net.mapped = true;
+  world.net.proves_quiet = false;
+  Node& d = world.add();
+  Node& p = world.add();
+  for (int i = 0; i < 2; ++i) {
+    const SessionId session = world.connect(d, p);
+    world.run_for(1000);
+    CHECK(d.core->disconnect(session, world.now).ok());
+    world.run_for(2000);
+  }
+  CHECK_EQ(d.core->stats().quarantined_bytes, 6400U);
+  world.net.proves_quiet = true;
+  world.run_for(1000);
+  CHECK_EQ(d.core->stats().quarantined_bytes, 0U);
+}
+
 TEST(quiet_sessions_of_a_turn_ago_are_told_of_first) {
   // BYE, and a new session at once: the old one's end is still reported, once.
   World world;
