@@ -57,6 +57,8 @@ inline constexpr int kCudaWritesOrderedForOwner = 100;  ///< or more: its own ke
 inline constexpr int kCudaPointerMemoryType = 2;
 inline constexpr unsigned kCudaMemoryTypeDevice = 2;
 inline constexpr int kCudaPointerDeviceOrdinal = 9;
+inline constexpr int kCudaPointerRangeStart = 11;  ///< of the allocation
+inline constexpr int kCudaPointerRangeSize = 12;   ///< a size_t
 inline constexpr int kCudaFlushTargetCurrentContext = 0;
 inline constexpr int kCudaFlushToOwner = 100;
 

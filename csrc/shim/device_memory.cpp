@@ -51,18 +51,33 @@ Result<DeviceMemory> DeviceMemory::allocate(std::shared_ptr<const CudaDevice> de
                                      "; leave more of its memory free, or set a smaller num_slots or "
                                      "slot_bytes");
   }
-  return DeviceMemory(std::move(device), Kind::kAllocated, bytes_at(pointer), rounded);
+  DeviceMemory memory(std::move(device), Kind::kAllocated, bytes_at(pointer), rounded);
+  KVPUSH_TRY(memory.clear(rounded));
+  return memory;
 }
 
 Result<DeviceMemory> DeviceMemory::import(std::shared_ptr<const CudaDevice> device,
-                                          const CudaIpcHandle& handle) {
+                                          const CudaIpcHandle& handle, std::size_t size_bytes) {
   const CudaScope scope(*device);
   CudaPointer pointer = 0;
   const CudaCode code = device->driver().ipc_open_mem_handle(&pointer, handle, kCudaIpcLazyPeerAccess);
   if (const Status status = device->driver().check(code, "cuIpcOpenMemHandle"); !status.ok()) {
     return Status(Code::kTransport, name_of(*device) + " cannot open a peer's memory: " + status.message());
   }
-  return DeviceMemory(std::move(device), Kind::kImported, bytes_at(pointer), 0);
+  DeviceMemory opened(std::move(device), Kind::kImported, bytes_at(pointer), 0);
+  const CudaDriver& cuda = opened.device_->driver();
+  CudaPointer start = 0;
+  std::size_t size = 0;
+  KVPUSH_TRY(cuda.check(cuda.pointer_get_attribute(&start, kCudaPointerRangeStart, pointer),
+                        "cuPointerGetAttribute of a peer's memory"));
+  KVPUSH_TRY(cuda.check(cuda.pointer_get_attribute(&size, kCudaPointerRangeSize, pointer),
+                        "cuPointerGetAttribute of a peer's memory"));
+  const std::size_t available = start + size - pointer;
+  if (start > pointer || available < size_bytes) {
+    return Status(Code::kTransport, "the peer's memory has " + std::to_string(available) +
+                                        " bytes, agreed were " + std::to_string(size_bytes));
+  }
+  return opened;
 }
 
 Result<DeviceMemory> DeviceMemory::pin(std::shared_ptr<const CudaDevice> device, std::byte* data,

@@ -21,14 +21,16 @@ class DeviceMemory {
   DeviceMemory() = default;
 
   /// Memory of the device, whole blocks of 2 MiB: a smaller allocation would share its block with others of
-  /// this process, and a peer that opens the handle would reach those too. It is not zeroed.
-  /// Errors: Exhausted (no such memory left), Transport.
+  /// this process, and a peer that opens the handle would reach those too. Zeroed, all of it: a peer could
+  /// read what another one's KV was in there before. Errors: Exhausted (no such memory left), Transport.
   static Result<DeviceMemory> allocate(std::shared_ptr<const CudaDevice> device, std::size_t size_bytes);
 
   /// Opens what another process of this host has shared. A device other than the exporter's needs peer
   /// access to it. The exporter must not free the memory before this is gone.
-  /// Errors: Transport, e.g. for a handle of this process itself, or a device that this process cannot see.
-  static Result<DeviceMemory> import(std::shared_ptr<const CudaDevice> device, const CudaIpcHandle& handle);
+  /// Errors: Transport, e.g. for a handle of this process itself, a device that this process cannot see, or
+  /// memory of less than `size_bytes`: writing past its end would take down the whole context.
+  static Result<DeviceMemory> import(std::shared_ptr<const CudaDevice> device, const CudaIpcHandle& handle,
+                                     std::size_t size_bytes);
 
   /// Pins mapped pages of the host, for every context of the process. `data` is aligned to a page; the pages
   /// must stay mapped until this is gone. Errors: Exhausted (not all of it within `budget_us`), Unsupported

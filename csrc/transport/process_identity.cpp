@@ -72,11 +72,13 @@ ProcessIdentity this_process() {
   return self;
 }
 
+bool can_judge(const ProcessIdentity& process, const ProcessIdentity& self) {
+  return process.pid != 0 && self.pid != 0 && process.boot_id == self.boot_id &&
+         process.pid_namespace == self.pid_namespace && process.time_namespace == self.time_namespace;
+}
+
 bool proven_dead(const ProcessIdentity& process, const ProcessIdentity& self) {
-  if (process.pid == 0 || self.pid == 0 || process.boot_id != self.boot_id ||
-      process.pid_namespace != self.pid_namespace || process.time_namespace != self.time_namespace) {
-    return false;
-  }
+  if (!can_judge(process, self)) return false;
   if (kill(static_cast<pid_t>(process.pid), 0) != 0 && errno == ESRCH) return true;
   const auto stat = read_stat(process.pid);
   if (!stat) return false;

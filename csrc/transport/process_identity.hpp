@@ -22,6 +22,9 @@ struct ProcessIdentity {
 /// This process; pid 0 where /proc is missing or shows another pid namespace. Threads: any.
 [[nodiscard]] ProcessIdentity this_process();
 
+/// Whether each of the two processes can prove the other's death. Threads: any.
+[[nodiscard]] bool can_judge(const ProcessIdentity& process, const ProcessIdentity& self);
+
 /// True only when `process` is certain not to run any more; false when that cannot be told from here, by
 /// `self`, which is this_process(). Threads: any.
 [[nodiscard]] bool proven_dead(const ProcessIdentity& process, const ProcessIdentity& self);

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <limits>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -45,7 +44,8 @@ RetiredRanges& retired_ranges() {
 }  // namespace
 
 Result<RemoteMemory> RemoteMemory::map(std::size_t size_bytes,
-                                       const std::shared_ptr<const CudaDevice>& device) {
+                                       const std::shared_ptr<const CudaDevice>& device,
+                                       TimeUs pin_budget_us) {
   const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (size_bytes == 0 || size_bytes > SIZE_MAX - page_bytes) {
     return Status(Code::kInvalidArgument, "cannot map " + std::to_string(size_bytes) + " bytes");
@@ -60,7 +60,7 @@ Result<RemoteMemory> RemoteMemory::map(std::size_t size_bytes,
   std::memset(data, 0, mapped_bytes);
   RemoteMemory memory(static_cast<std::byte*>(data), size_bytes, mapped_bytes);
   if (device) {
-    auto pinned = DeviceMemory::pin(device, memory.data_, mapped_bytes, std::numeric_limits<TimeUs>::max());
+    auto pinned = DeviceMemory::pin(device, memory.data_, mapped_bytes, pin_budget_us);
     if (!pinned.ok()) return pinned.status();
     memory.device_ = std::move(pinned).value();
   }
@@ -71,7 +71,6 @@ Result<RemoteMemory> RemoteMemory::allocate(std::size_t size_bytes,
                                             const std::shared_ptr<const CudaDevice>& device) {
   auto allocated = DeviceMemory::allocate(device, size_bytes);
   if (!allocated.ok()) return allocated.status();
-  KVPUSH_TRY(allocated.value().clear(size_bytes));
   RemoteMemory memory(allocated.value().data(), size_bytes, 0);
   memory.device_ = std::move(allocated).value();
   return memory;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "base/status.hpp"
 #include "shim/device_memory.hpp"
@@ -14,13 +15,15 @@ namespace kvpush {
 /// A remote key or address of such memory can outlive its registration. NIXL cannot revoke one, and
 /// refuses a second landing of one agent at the same address with other keys. retire() therefore gives
 /// the pages back but keeps the address range mapped and unused, so that a late write lands in pages that
-/// nobody reads. Ranges are given up oldest first once 16 TiB of addresses are retired. Device memory is
-/// scarce: it is freed.
+/// nobody reads. Ranges are given up oldest first once 16 TiB of addresses are retired. Device memory has no
+/// addresses without memory: it is freed, so only its owner can say when that is safe.
 class RemoteMemory {
  public:
-  /// Maps at least `size_bytes`, rounded up to whole pages, and with a `device` pins them for it.
+  /// Maps at least `size_bytes`, rounded up to whole pages, and with a `device` pins them for it, in
+  /// `pin_budget_us`.
   /// Errors: Exhausted (the system refuses), those of DeviceMemory::pin().
-  static Result<RemoteMemory> map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device);
+  static Result<RemoteMemory> map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device,
+                                  TimeUs pin_budget_us = std::numeric_limits<TimeUs>::max());
   /// Zeroed memory of the device itself. Errors: those of DeviceMemory::allocate() and clear().
   static Result<RemoteMemory> allocate(std::size_t size_bytes,
                                        const std::shared_ptr<const CudaDevice>& device);

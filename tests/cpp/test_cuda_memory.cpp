@@ -1,5 +1,7 @@
 // What a DeviceMemory owns on the fake driver, and that it gives all of it back.
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -54,6 +56,8 @@ TEST(allocated_memory_is_whole_blocks_and_goes_back) {
   {
     auto memory = DeviceMemory::allocate(open_device(), 100);
     if (!CHECK(memory.ok())) return;
+    const std::byte* const data = memory.value().data();
+    CHECK(std::all_of(data, data + kBlockBytes, [](std::byte byte) { return byte == std::byte{0}; }));
     std::fill_n(memory.value().data(), kBlockBytes, std::byte{7});
     CHECK(memory.value().clear(3).ok());
     CHECK(memory.value().data()[2] == std::byte{0});
@@ -82,9 +86,29 @@ TEST(a_handle_of_this_process_is_refused_as_by_the_real_driver) {
   const auto memory = DeviceMemory::allocate(device, 1);
   const auto handle = memory.value().share();
   if (!CHECK(handle.ok())) return;
-  const Status status = DeviceMemory::import(device, handle.value()).status();
+  const Status status = DeviceMemory::import(device, handle.value(), 1).status();
   CHECK(status.code() == Code::kTransport);
   CHECK(contains(status, "cuIpcOpenMemHandle"));
+}
+
+TEST(memory_that_is_smaller_than_agreed_is_not_opened) {
+  const auto memory = DeviceMemory::allocate(open_device(), 1);
+  const auto handle = memory.value().share();
+  if (!CHECK(handle.ok())) return;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto device = open_device();
+    const long before = fake().leaks();
+    const Status status = DeviceMemory::import(device, handle.value(), kBlockBytes + 1).status();
+    bool good = contains(status, std::to_string(kBlockBytes + 1)) && fake().leaks() == before;
+    good = good && DeviceMemory::import(device, handle.value(), kBlockBytes).ok();
+    fake().fail("cuPointerGetAttribute", 2, 1);
+    good = good && !DeviceMemory::import(device, handle.value(), 1).ok() && fake().leaks() == before;
+    ::_exit(good ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
 }
 
 TEST(pinned_pages_are_released_step_by_step) {

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "fake_state.hpp"
 
@@ -68,6 +69,8 @@ FAKE_CUDA_EXPORT CudaCode cuMemAlloc_v2(CudaPointer* pointer, std::size_t size) 
     Memory memory{.kind = Memory::Kind::kDevice, .size = size, .device = current_context()->device, .fd = fd};
     memory.id = id;
     *pointer = add_mapping(fd, memory);
+    // What was there before.
+    if (*pointer != 0) std::memset(reinterpret_cast<void*>(*pointer), 0xdb, size);
     if (*pointer != 0) return kCudaOk;
   }
   ::close(fd);
@@ -139,6 +142,12 @@ FAKE_CUDA_EXPORT CudaCode cuPointerGetAttribute(void* out, int attribute, CudaPo
   switch (attribute) {
     case kCudaPointerMemoryType: *static_cast<unsigned*>(out) = on_device ? kCudaMemoryTypeDevice : 1; break;
     case kCudaPointerDeviceOrdinal: *static_cast<int*>(out) = memory->device; break;
+    case kCudaPointerRangeStart: {
+      const auto after = state().memory.upper_bound(pointer);
+      *static_cast<CudaPointer*>(out) = std::prev(after)->first;
+      break;
+    }
+    case kCudaPointerRangeSize: *static_cast<std::size_t*>(out) = memory->size; break;
     default: return kInvalidValue;
   }
   return kCudaOk;

@@ -1,15 +1,18 @@
 // Shared memory between engines whose caches are on (fake) GPUs: where the slots are, and who gives them
 // back.
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "conformance.hpp"
 #include "fake_gpu.hpp"
+#include "transport/process_identity.hpp"
 #include "transport/shm/shm_transport.hpp"
 
 namespace {
@@ -233,36 +236,90 @@ TEST(an_answer_that_takes_what_was_not_offered_is_refused) {
   CHECK(status.message().find("not offered") != std::string::npos);
 }
 
-/// P in a process of its own, whose nth cuIpcOpenMemHandle fails; `talk` is its side channel.
-[[noreturn]] void run_source(int talk, int nth_failure) {
+shm::Description offer_of(const SessionId& session, const ProcessIdentity& life) {
+  return {.kind = shm::DescriptionKind::kOffer,
+          .host = shm::host_identity().value(),
+          .engine = Incarnation{random_uuid()},
+          .session = session,
+          .pid = 1,
+          .slot_bytes = kSlotBytes,
+          .num_slots = 2,
+          .process = random_uuid(),
+          .life = life,
+          .on_device = true,
+          .device = {.gpu = fake_gpu()->uuid(), .address = 4096}};
+}
+
+TEST(p_takes_device_memory_only_from_who_can_prove_its_end) {
+  for (const bool can_judge : {true, false}) {
+    End p(engine_on(0));
+    const SessionId session = new_session();
+    const shm::Description offer = offer_of(session, can_judge ? this_process() : ProcessIdentity{});
+    const auto bytes = p->accept(session, encode(offer), kSlotBytes, 2);
+    if (!CHECK(bytes.ok())) return;
+    shm::Description expected = offer;
+    expected.kind = shm::DescriptionKind::kAnswer;
+    const auto answer = decode_matching(bytes.value(), expected);
+    if (!CHECK(answer.ok())) return;
+    CHECK_EQ(answer.value().on_device, can_judge);
+  }
+}
+
+enum class Source : std::uint8_t {
+  kOpens,
+  kCannotOpen,
+  kStops,  ///< its sockets close, and the process goes on for as long as the side channel is open
+};
+
+void close_sockets_but(int kept) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    struct stat info{};
+    if (fd != kept && ::fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode)) ::close(fd);
+  }
+}
+
+/// P in a process of its own; `talk` is its side channel.
+[[noreturn]] void run_source(int talk, Source kind) {
   fake().reset();
   bool good = false;
   {
     End p(engine_on(0));
-    fake().fail("cuIpcOpenMemHandle_v2", nth_failure, kInvalidValue);
+    if (kind == Source::kCannotOpen) fake().fail("cuIpcOpenMemHandle_v2", 1, kInvalidValue);
     SessionId session;
     Bytes offer(4096);
     const ssize_t got = ::recv(talk, session.bytes.data(), session.bytes.size(), 0);
     const ssize_t size = ::recv(talk, offer.data(), offer.size(), 0);
     offer.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
     const auto answer = p->accept(session, offer, kSlotBytes, 2);
-    if (got > 0 && answer.ok()) {
+    // D may withdraw its offer now, and free what it offered.
+    const bool opened_early = fake().count("cuIpcOpenMemHandle_v2") != 0;
+    if (got > 0 && answer.ok() && !opened_early) {
       (void)::send(talk, answer.value().data(), answer.value().size(), 0);
-      good = pump_until({&p}, [&] { return p.losses.contains(session); });
-      good = good && p.losses[session].front().find(nth_failure == 2 ? "cuIpcOpenMemHandle" : "closed") !=
-                         std::string::npos;
+      good = pump_until({&p}, [&] { return !p.messages[session].empty(); });
+      const Bytes box = numbered(9, kSlotBytes);
+      good = good && p.post(session, 1, 1, box, numbered(1, 8)) == Sent::kYes;
+      if (kind == Source::kStops) {
+        close_sockets_but(talk);
+        char byte = 0;
+        (void)::recv(talk, &byte, 1, 0);
+        ::_exit(good ? 0 : 1);
+      }
+      good = good && pump_until({&p}, [&] { return p.losses.contains(session); });
       p->close_session(session);
     }
   }
   ::_exit(good && fake().leaks() == 0 ? 0 : 1);
 }
 
-/// D's side of a session with such a P. The number of sessions in device memory; -1: lost at once.
-int land_from_source(int nth_failure) {
+/// D's side of a session with such a P. The number of sessions in device memory.
+int land_from_source(Source kind) {
   std::array<int, 2> talk{};
   CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, talk.data()), 0);
   const pid_t child = ::fork();
-  if (child == 0) run_source(talk[1], nth_failure);
+  if (child == 0) {
+    ::close(talk[0]);
+    run_source(talk[1], kind);
+  }
   ::close(talk[1]);
   int outcome = 0;
   {
@@ -275,28 +332,50 @@ int land_from_source(int nth_failure) {
     const ssize_t size = ::recv(talk[0], answer.data(), answer.size(), 0);
     answer.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
     CHECK(d->connect(session, answer).ok());
+    CHECK(d->send(session, numbered(1, 8)) == Sent::kYes);
+    CHECK(pump_until({&d}, [&] { return !d.notices[session].empty(); }));
+    const Bytes box = numbered(9, kSlotBytes);
+    CHECK(std::memcmp(d->landing(session).data + kSlotBytes, box.data(), box.size()) == 0);
     outcome = static_cast<int>(device_sessions(d));
-    if (nth_failure == 2) {
+    CHECK_EQ(fake().count("cuMemFree_v2"), 1 - outcome);
+    if (kind == Source::kStops) {
       CHECK(pump_until({&d}, [&] { return d.losses.contains(session); }));
-      outcome = -1;
+      d->close_session(session);
+      settle({&d});
+      // Its kernels may be writing yet.
+      CHECK(!d->landing_quiet(session));
+      d->release_landing(session);
+      settle({&d});
+      CHECK_EQ(fake().count("cuMemFree_v2"), 0);
+      ::close(std::exchange(talk[0], -1));
+      siginfo_t info{};
+      CHECK_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+      d.poll();
+      CHECK_EQ(fake().count("cuMemFree_v2"), 1);
+    } else {
+      d->close_session(session);
+      CHECK(pump_until({&d}, [&] { return d->landing_quiet(session); }));
+      d->release_landing(session);
     }
-    d->close_session(session);
-    CHECK(pump_until({&d}, [&] { return d->landing_quiet(session); }));
-    d->release_landing(session);
   }
   int status = -1;
   ::waitpid(child, &status, 0);
   CHECK_EQ(status, 0);
-  ::close(talk[0]);
+  if (talk[0] >= 0) ::close(talk[0]);
   return outcome;
 }
 
 TEST(p_decides_by_whether_it_can_open_the_memory) {
+  for (const Source kind : {Source::kOpens, Source::kCannotOpen}) {
+    fake().reset();
+    CHECK_EQ(land_from_source(kind), kind == Source::kOpens);
+    CHECK_EQ(fake().leaks(), 0);
+  }
+}
+
+TEST(device_memory_waits_for_the_process_not_for_its_socket) {
   fake().reset();
-  CHECK_EQ(land_from_source(0), 1);
-  CHECK_EQ(land_from_source(1), 0);
-  // Opened at the handshake, and no longer when D has come.
-  CHECK_EQ(land_from_source(2), -1);
+  CHECK_EQ(land_from_source(Source::kStops), 1);
   CHECK_EQ(fake().leaks(), 0);
 }
 

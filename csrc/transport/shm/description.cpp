@@ -15,7 +15,7 @@ namespace kvpush::shm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4d53564bU;
-constexpr std::uint8_t kVersion = 2;
+constexpr std::uint8_t kVersion = 3;
 constexpr std::size_t kMaxHostBytes = 128;
 constexpr std::size_t kGpuUuidBytes = 32;
 
@@ -83,6 +83,7 @@ Bytes encode(const Description& description) {
   out.put(description.slot_bytes);
   out.put(description.num_slots);
   put_uuid(out, description.process);
+  put_identity(out, description.life);
   out.put(static_cast<std::uint8_t>(description.on_device));
   if (description.kind == DescriptionKind::kOffer && description.on_device)
     put_device(out, description.device);
@@ -109,6 +110,7 @@ Result<Description> decode_matching(ByteView bytes, const Description& expected)
   got.slot_bytes = in.get<std::uint64_t>();
   got.num_slots = in.get<std::uint32_t>();
   get_uuid(in, got.process);
+  got.life = get_identity(in);
   const auto on_device = in.get<std::uint8_t>();
   got.on_device = on_device == 1;
   const bool offers_device = got.on_device && kind == static_cast<std::uint8_t>(DescriptionKind::kOffer);

@@ -8,6 +8,7 @@
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "shim/cuda_driver.hpp"
+#include "transport/process_identity.hpp"
 
 namespace kvpush::shm {
 
@@ -37,7 +38,8 @@ struct Description {
   std::uint64_t slot_bytes = 0;
   std::uint32_t num_slots = 0;
   Uuid process{};          ///< process_identity()
-  bool on_device = false;  ///< offer: `device` may be used as slots; answer: it will be, and nothing else
+  ProcessIdentity life{};  ///< this_process(), so that the peer can prove its end
+  bool on_device = false;  ///< offer: `device` may be used as slots; answer: P will try to
   DeviceSlots device{};    ///< of an offer with on_device
 };
 

@@ -117,7 +117,7 @@ Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const
     return Status(Code::kTransport, "the peer's segment has " + std::to_string(info.st_size) +
                                         " bytes, agreed were " + std::to_string(layout.total_bytes));
   }
-  Result<Mapping> mapping = map(memfd, bytes_of(layout, extent), MAP_POPULATE);
+  Result<Mapping> mapping = map(memfd, layout.total_bytes, extent == Extent::kAll ? MAP_POPULATE : 0);
   if (!mapping.ok()) return mapping;
   const SegmentHeader& header = mapping.value().header();
   if (header.magic != kMagic || header.version != kVersion ||

@@ -24,6 +24,12 @@ inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40U;
 inline constexpr std::uint32_t kWantsData = 1;
 inline constexpr std::uint32_t kWantsSpace = 2;
 
+/// Which slots P uses, as it says in the segment. Until kDevice P has opened no device memory.
+inline constexpr std::uint32_t kSlotsUndecided = 0;
+inline constexpr std::uint32_t kSlotsOnDevice = 1;   ///< D's device memory is open at P, or will be at once
+inline constexpr std::uint32_t kSlotsInSegment = 2;  ///< P could not open it
+inline constexpr std::uint32_t kSlotsClosed = 3;     ///< P has closed it again
+
 /// The first page. Everything that changes lies on lines of its own.
 struct SegmentHeader {
   std::uint64_t magic;
@@ -36,6 +42,7 @@ struct SegmentHeader {
   alignas(
       kLineBytes) std::atomic<std::uint32_t> source_armed;  ///< set by P before it waits, cleared by either
   alignas(kLineBytes) std::atomic<std::uint32_t> landing_armed;  ///< the same for D
+  alignas(kLineBytes) std::atomic<std::uint32_t> source_slots;   ///< written by P: kSlots...
 };
 static_assert(sizeof(SegmentHeader) <= kPageBytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -94,10 +101,11 @@ enum class Extent : std::uint8_t { kAll, kRings };
 /// Errors: Exhausted (no memory, or not all of it within `budget_us`), Transport.
 Result<Segment> create_segment(const SegmentLayout& layout, const SessionId& session, Extent extent,
                                TimeUs budget_us);
-/// D: allocates the slots of a segment that was created without. Errors: as create_segment.
+/// Either: allocates the slots of a segment that was created without. Errors: as create_segment.
 Status allocate_slots(const Fd& memfd, const SegmentLayout& layout, TimeUs budget_us);
 
-/// P: checks that `memfd` is such a segment of `session` and can never shrink under us, then maps `extent`.
+/// P: checks that `memfd` is such a segment of `session` and can never shrink under us, then maps all of it;
+/// pages outside of `extent` are not touched, hence not allocated.
 /// Errors: Transport, with both values.
 Result<Mapping> open_segment(const Fd& memfd, const SegmentLayout& layout, const SessionId& session,
                              Extent extent);

@@ -76,18 +76,20 @@ class Session {
   bool hung_up = false;  ///< the socket told that nothing more will be published
   bool loss_reported = false;
   bool is_exposed = false;     ///< D: the memory file has left this process
-  bool is_quiet = false;       ///< D: the peer's end of the socket is closed, hence its mapping
+  bool is_quiet = false;       ///< D: the peer has nothing of this open any more, for certain
   std::string loss;            ///< why, once lost
   std::uint64_t token = 0;     ///< names the socket in epoll events
   Fd memfd;                    ///< D, until connected
-  bool on_device = false;      ///< D: offered or taken; P: taken
+  bool on_device = false;      ///< D: offered or taken; P: taken, or to be tried
+  bool is_settled = false;     ///< D: it is known where the slots are
+  ProcessIdentity peer;        ///< D: P's process
   bool same_process = false;   ///< P: D's pointers are ours
   DeviceSlots offered;         ///< with on_device
   std::byte* slots = nullptr;  ///< slot 0: of the segment or in device memory; null until that is known
   Fd socket;  ///< outlives the memory below: its closing tells the peer that we have given it up
   Mapping mapping;
   DeviceMemory pinned;  ///< the slots in `mapping`, for this side's GPU
-  DeviceMemory device;  ///< D: its own; P: D's, opened
+  DeviceMemory device;  ///< D: its own; P: D's, opened. While this is open at P, source_slots says so
   RingConsumer in;
 
  private:

@@ -37,6 +37,12 @@ void ShmTransport::poll(TransportSink& sink) {
   completing_.clear();
 
   take_events();
+  std::erase_if(lingering_, [this](const SessionPtr& session) {
+    if (!is_quiet(*session)) return false;
+    free_memory(*session);
+    drop_socket(*session);
+    return true;
+  });
 
   // The sink may open and close sessions: walk a copy.
   loss_owed_ = false;
@@ -62,6 +68,9 @@ void ShmTransport::drain(shm::Session& session, TransportSink& sink) {
   if (!session.in.snapshot()) {
     lose(session, "the peer's write index is impossible: its memory is damaged");
     return;
+  }
+  if (session.role == Role::kLanding && !session.is_settled && session.in.has_data()) {
+    if (const Status status = settle_landing(session); !status.ok()) return lose(session, status.message());
   }
   bool freed = false;
   shm::RingConsumer::Record record;
@@ -102,7 +111,7 @@ void ShmTransport::unwatch(const shm::Fd& socket) {
 
 void ShmTransport::watch_hang_up_only(const shm::Session& session) {
   // P is done with the socket until it closes; D still waits for P's end to close. EPOLLHUP always comes.
-  if (session.role == Role::kSource || session.is_quiet) {
+  if (session.role == Role::kSource || shm::is_hung_up(session.socket)) {
     unwatch(session.socket);
     return;
   }
@@ -174,7 +183,8 @@ void ShmTransport::greet(std::uint64_t token) {
       session->phase = Phase::kOpen;
       by_token_.emplace(token, session);
       adopted = true;
-      if (const Status status = settle_source(*session); !status.ok()) lose(*session, status.message());
+      const Status status = settle_source(*session, hello.memfd);
+      if (!status.ok()) lose(*session, status.message());
     }
   }
   if (!adopted) ++counters_.dropped_connections;
@@ -183,10 +193,8 @@ void ShmTransport::greet(std::uint64_t token) {
 void ShmTransport::on_socket(shm::Session& session, std::uint32_t events) {
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
     session.hung_up = true;
-    // P's end closes only after it has unmapped, or with its process.
-    if (session.role == Role::kLanding) session.is_quiet = true;
     unwatch(session.socket);
-    if (session.phase == Phase::kClosed) drop_socket(session);
+    if (session.phase == Phase::kClosed && is_quiet(session)) drop_socket(session);
     return;
   }
   switch (shm::drain_wakes(session.socket)) {

@@ -25,6 +25,7 @@ ShmTransport::ShmTransport(const Incarnation& self, TimeUs call_budget_us,
       call_budget_us_(call_budget_us),
       device_(std::move(device)),
       host_(std::move(host)),
+      process_(this_process()),
       record_(shm::kMaxRecordBytes) {}
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::make(const Incarnation& self, TimeUs call_budget_us,
@@ -48,8 +49,8 @@ Status ShmTransport::start() {
 }
 
 ShmTransport::~ShmTransport() {
-  for (const auto& [token, session] : by_token_) free_memory(*session);
-  for (const auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : sessions_) lingering_.push_back(session);
+  for (const SessionPtr& session : lingering_) {
     free_memory(*session);
     drop_socket(*session);
   }
@@ -73,6 +74,7 @@ shm::Description ShmTransport::describe(const shm::Session& session, Description
           .slot_bytes = session.layout.slot_bytes,
           .num_slots = session.layout.num_slots,
           .process = shm::process_identity(),
+          .life = process_,
           .on_device = session.on_device,
           .device = session.offered};
 }
@@ -120,7 +122,7 @@ Result<Bytes> ShmTransport::accept(const SessionId& session, ByteView descriptio
   Result<shm::Description> peer = decode_matching(description, expected);
   if (!peer.ok()) return peer.status();
   KVPUSH_TRY(add_session(accepted));
-  accepted->on_device = take_device(*accepted, peer.value());
+  accepted->on_device = may_take_device(*accepted, peer.value());
   return encode(describe(*accepted, DescriptionKind::kAnswer));
 }
 
@@ -132,7 +134,14 @@ Status ShmTransport::connect(const SessionId& session, ByteView description) {
   }
   Result<shm::Description> peer = decode_matching(description, describe(*found, DescriptionKind::kAnswer));
   if (!peer.ok()) return peer.status();
-  KVPUSH_TRY(settle_landing(*found, peer.value().on_device));
+  if (peer.value().on_device && !found->on_device) {
+    return {Code::kHandshake, "shared memory: the answer takes device memory that was not offered"};
+  }
+  if (!peer.value().on_device && found->on_device) {
+    KVPUSH_TRY(shm::allocate_slots(found->memfd, found->layout, call_budget_us_));
+  }
+  if (!peer.value().on_device) KVPUSH_TRY(use_segment(*found));
+  found->peer = peer.value().life;
   Result<shm::Fd> socket = shm::connect_to(peer.value().engine, call_budget_us_);
   if (!socket.ok()) return socket.status();
   const std::uint64_t token = next_token_++;
@@ -144,7 +153,6 @@ Status ShmTransport::connect(const SessionId& session, ByteView description) {
   found->token = token;
   found->phase = Phase::kOpen;
   by_token_.emplace(token, found);
-  if (found->on_device) ++counters_.device_sessions;
   return {};
 }
 
@@ -239,21 +247,19 @@ void ShmTransport::close_session(const SessionId& session) {
 bool ShmTransport::landing_quiet(const SessionId& session) {
   const SessionPtr found = find(session);
   if (!found || found->role != Role::kLanding || !found->is_exposed) return true;
-  if (found->socket.ok() && shm::is_hung_up(found->socket)) {
-    found->is_quiet = true;
-    found->hung_up = true;
-    if (found->phase == Phase::kClosed) drop_socket(*found);
-  }
+  if (is_quiet(*found) && found->phase == Phase::kClosed) drop_socket(*found);
   return found->is_quiet;
 }
 
 void ShmTransport::release_landing(const SessionId& session) {
   const SessionPtr found = find(session);
   if (!found || found->role != Role::kLanding || found->phase != Phase::kClosed) return;
-  // A peer that has device memory open must close it first: the socket then tells, and frees the session.
+  // A peer that has device memory open must close it first; poll() looks for that.
   if (landing_quiet(session) || !found->on_device) {
     free_memory(*found);
     drop_socket(*found);
+  } else {
+    lingering_.push_back(found);
   }
   sessions_.erase(session);
 }

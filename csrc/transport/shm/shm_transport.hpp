@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shim/cuda_device.hpp"
+#include "transport/process_identity.hpp"
 #include "transport/shm/description.hpp"
 #include "transport/shm/fd.hpp"
 #include "transport/shm/session.hpp"
@@ -25,11 +26,17 @@ namespace kvpush {
 /// - release_landing() is safe at any time: the pages serve no other session. Until the landing is quiet the
 ///   peer merely keeps them allocated.
 /// - With a `device`, slots are where its kernels reach them. D offers device memory; P takes it when its own
-///   device can open it, and then slot_memory() and landing() are addresses of that device. Otherwise the
-///   slots are in the segment, which every side with a device pins for it. A post follows a pack whose event
-///   has completed, so what the kernel wrote is at D before its notice, also in another GPU's memory.
+///   device can open it once D has connected, and then slot_memory() and landing() are addresses of that
+///   device. Otherwise the slots are in the segment, which every side with a device pins for it; D learns of
+///   that before P's first record, and landing() is final from then on. A post follows a pack whose event has
+///   completed, so what the kernel wrote is at D before its notice, also in another GPU's memory.
+/// - Device memory is quiet when P has said in the segment that it holds none and its socket is closed, or
+///   when P's process is proven dead: a dying process may close its socket before the GPU's driver has
+///   stopped its kernels. P takes device memory only from a D that can prove its death.
 /// - Device memory that the peer may have open is freed once the landing is quiet, however early
 ///   release_landing() comes; the destructor leaves it to the process's end.
+/// - With a `device`, calls that set up or end a session may also wait for what the device runs at that
+/// moment.
 /// - A process that forks without exec after connecting delays the news of its death until the child ends.
 /// Progress thread only.
 class ShmTransport final : public Transport {
@@ -86,9 +93,12 @@ class ShmTransport final : public Transport {
 
   // Where the slots are (slots.cpp).
   void offer_device(shm::Session& session) const;
-  [[nodiscard]] bool take_device(shm::Session& session, const shm::Description& offer) const;
-  Status settle_landing(shm::Session& session, bool on_device);
-  Status settle_source(shm::Session& session);
+  [[nodiscard]] bool may_take_device(shm::Session& session, const shm::Description& offer) const;
+  Status use_segment(shm::Session& session) const;
+  Status settle_landing(shm::Session& session);
+  Status settle_source(shm::Session& session, const shm::Fd& memfd);
+  [[nodiscard]] Status open_device(shm::Session& session) const;
+  [[nodiscard]] bool is_quiet(shm::Session& session) const;
   Status pin_segment(shm::Session& session) const;
   void free_memory(shm::Session& session);
 
@@ -110,6 +120,7 @@ class ShmTransport final : public Transport {
   const TimeUs call_budget_us_;
   const std::shared_ptr<const CudaDevice> device_;
   const std::string host_;
+  const ProcessIdentity process_;
   shm::Fd listener_;
   shm::Fd epoll_;
   shm::Fd spare_;  // given up for a moment to turn away a connection when descriptors run out
@@ -117,6 +128,7 @@ class ShmTransport final : public Transport {
   std::unordered_map<std::uint64_t, SessionPtr> by_token_;
   std::map<std::uint64_t, shm::Fd> strangers_;  // connected, no hello yet; oldest first
   std::uint64_t next_token_ = 1;
+  std::vector<SessionPtr> lingering_;  ///< D: released, with device memory that is not quiet yet
   std::vector<TicketId> completed_;
   std::vector<TicketId> completing_;  // scratch of poll()
   std::vector<SessionPtr> turn_;      // scratch of poll()
@@ -126,8 +138,8 @@ class ShmTransport final : public Transport {
   Counters counters_;
 };
 
-/// A shared-memory transport listening under `self`. No call waits longer than `call_budget_us`.
-/// Errors: as ShmTransport::make.
+/// A shared-memory transport listening under `self`. No call waits longer than `call_budget_us`, but for a
+/// GPU. Errors: as ShmTransport::make.
 Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us,
                                                       std::shared_ptr<const CudaDevice> device = nullptr);
 
