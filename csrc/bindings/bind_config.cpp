@@ -45,6 +45,7 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     options.backends = get<std::vector<std::string>>(description, "nixl_backends");
     options.device = std::move(device);
     options.device_slots = get<bool>(description, "nixl_device_memory");
+    options.pin_budget_us = get<TimeUs>(description, "peer_timeout_us") / 10;
     if (options.library_path.empty()) {
       return Status(Code::kUnsupported,
                     "transport 'nixl' needs NIXL's library: pip install 'kvpush[nixl]', or set nixl_library "

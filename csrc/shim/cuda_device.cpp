@@ -40,6 +40,14 @@ Result<std::shared_ptr<const CudaDevice>> CudaDevice::open(std::shared_ptr<const
   KVPUSH_TRY(cuda.check(cuda.device_get_attribute(&minor, kCudaAttributeComputeMinor, index),
                         "cuDeviceGetAttribute"));
   device->compute_ = 10 * major + minor;
+  int ordering = 0;
+  int flush = 0;
+  KVPUSH_TRY(cuda.check(cuda.device_get_attribute(&ordering, kCudaAttributeGpuDirectWritesOrdering, index),
+                        "cuDeviceGetAttribute"));
+  KVPUSH_TRY(cuda.check(cuda.device_get_attribute(&flush, kCudaAttributeGpuDirectFlushOptions, index),
+                        "cuDeviceGetAttribute"));
+  device->takes_direct_writes_ =
+      ordering >= kCudaWritesOrderedForOwner || (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
   KVPUSH_TRY(cuda.check(cuda.primary_context_retain(&device->context_, index), "cuDevicePrimaryCtxRetain"));
   return std::shared_ptr<const CudaDevice>(std::move(device));
 }

@@ -30,6 +30,9 @@ class CudaDevice {
   /// 10 * major + minor.
   [[nodiscard]] int compute() const noexcept { return compute_; }
   [[nodiscard]] CudaContext context() const noexcept { return context_; }
+  /// Whether kernels can be made to see what a NIC has written into this device's memory: the device orders
+  /// such writes, or the host can flush them.
+  [[nodiscard]] bool takes_direct_writes() const noexcept { return takes_direct_writes_; }
 
  private:
   CudaDevice(std::shared_ptr<const CudaDriver> driver, int index)
@@ -42,6 +45,7 @@ class CudaDevice {
   std::string uuid_;
   int num_sms_ = 0;
   int compute_ = 0;
+  bool takes_direct_writes_ = false;
 };
 
 /// Makes a device's context current on this thread while it lives, and leaves what was current before. If

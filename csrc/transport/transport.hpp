@@ -59,7 +59,8 @@ struct Region {
 };
 
 /// One engine's end of a transport. All calls on the progress thread. No call blocks for longer than a
-/// tenth of `peer_timeout`.
+/// tenth of `peer_timeout`; with a GPU those that set up or end a session, or get or give back staging, may
+/// wait for what the GPU runs at that moment too, because the driver does so to allocate, pin and free.
 ///
 /// Set-up of a session, D being the side that opens the landing:
 ///   D: open_landing -> description for the offer

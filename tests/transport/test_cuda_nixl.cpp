@@ -1,10 +1,13 @@
 // NIXL's memory for engines whose caches are on (fake) GPUs. What opens an agent needs KVPUSH_NIXL_LIBRARY
 // and is skipped without it.
+#include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "conformance.hpp"
 #include "fake_gpu.hpp"
 #include "transport/nixl/nixl_transport.hpp"
+#include "transport/nixl/retired_memory.hpp"
 #include "transport/remote_memory.hpp"
 
 namespace kvpush {
@@ -77,6 +80,26 @@ TEST(device_memory_is_zeroed_and_freed) {
   }
 }
 
+TEST(an_ended_landings_device_memory_is_kept_back_up_to_a_limit) {
+  fake().reset();
+  {
+    RetiredMemory retired(10'000);
+    for (int i = 0; i < 4; ++i) {
+      auto memory = RemoteMemory::allocate(5000, fake_gpu());
+      if (!CHECK(memory.ok())) return;
+      retired.add(std::move(memory).value());
+      CHECK_EQ(fake().count("cuMemFree_v2"), std::max(0, i - 1));
+    }
+    CHECK_EQ(retired.bytes(), 10'000);
+    CHECK(retired.free_oldest());
+    CHECK(retired.free_oldest());
+    CHECK(!retired.free_oldest());
+    CHECK_EQ(retired.bytes(), 0);
+    CHECK_EQ(fake().count("cuMemFree_v2"), 4);
+  }
+  CHECK_EQ(fake().leaks(), 0);
+}
+
 TEST(memory_that_cannot_be_pinned_is_an_error) {
   for (const char* symbol : {"cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"}) {
     fake().reset();
@@ -109,6 +132,34 @@ TEST(staging_that_cannot_be_pinned_is_an_error_of_the_transport) {
   CHECK(staging.value().data[0] == std::byte{0});
   transport.value()->release_staging(staging.value());
   CHECK_EQ(fake().count("cuMemHostUnregister"), fake().count("cuMemHostRegister_v2"));
+}
+
+TEST(pinning_has_a_time_limit) {
+  NixlOptions with = options();
+  with.pin_budget_us = -1;
+  auto transport = make_nixl_transport(with);
+  if (!CHECK(transport.ok())) return;
+  const Status status = transport.value()->allocate_staging(std::size_t{65} << 20U).status();
+  CHECK(status.code() == Code::kExhausted);
+  CHECK(status.message().find("pinned 67108864 of") != std::string::npos);
+}
+
+TEST(a_gpu_that_never_shows_a_nics_writes_gets_none) {
+  NixlOptions with = options();
+  for (const bool flushes : {true, false}) {
+    fake().reset();
+    fake().set_attribute(kCudaAttributeGpuDirectWritesOrdering, 0);
+    fake().set_attribute(kCudaAttributeGpuDirectFlushOptions, flushes ? 1 : 0);
+    with.device = fake_gpu();
+    with.device_slots = true;
+    auto transport = make_nixl_transport(with);
+    if (!CHECK(transport.ok())) return;
+    const auto staging = transport.value()->allocate_staging(4096);
+    CHECK_EQ(fake().count("cuMemAlloc_v2"), flushes);
+    CHECK_EQ(fake().count("cuMemHostRegister_v2"), !flushes);
+    if (staging.ok()) transport.value()->release_staging(staging.value());
+  }
+  fake().reset();
 }
 
 TEST(device_slots_need_a_device_and_say_how_to_turn_them_off) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/log.hpp"
 #include "transport/nixl/transport_impl.hpp"
 
 namespace kvpush {
@@ -220,6 +221,14 @@ void NixlTransport::deliver(TransportSink& sink) {
 }
 
 Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& options) {
+  if (options.device_slots && options.device && !options.device->takes_direct_writes()) {
+    log(LogLevel::kWarning, "nixl_device_memory is set, but " + options.device->name() +
+                                " does not order what a NIC writes into its memory and cannot flush it: "
+                                "staging and landings are in pinned host memory");
+    NixlOptions pinned = options;
+    pinned.device_slots = false;
+    return make_nixl_transport(pinned);
+  }
   if (options.backends.empty() || options.max_posts_per_session == 0) {
     return Status(Code::kInvalidArgument, "nixl: name at least one backend, and allow at least one post");
   }

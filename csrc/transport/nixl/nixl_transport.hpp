@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "shim/cuda_device.hpp"
@@ -21,6 +23,7 @@ struct NixlCounters {
   std::atomic<std::uint64_t> orphaned_posts{0};         ///< unfinished when their session was closed
   std::atomic<std::uint64_t> leaked_requests{0};        ///< handles that could never be freed safely
   std::atomic<std::uint64_t> broken_peers{0};           ///< connections that NIXL gave up
+  std::atomic<std::uint64_t> retired_bytes{0};          ///< device memory kept back, see max_retired_bytes
 };
 
 struct NixlOptions {
@@ -31,6 +34,11 @@ struct NixlOptions {
   std::shared_ptr<NixlCounters> counters;    ///< optional
   std::shared_ptr<const CudaDevice> device;  ///< where this engine's cache is; null: in host memory
   bool device_slots = false;                 ///< with a device: staging and landings in its memory
+  TimeUs pin_budget_us = std::numeric_limits<TimeUs>::max();  ///< for one landing or staging buffer
+  /// Device memory of ended landings, which is not freed at once: a peer that knows such an address under
+  /// another key would refuse the next landing there. Above this, and when there is no other left, the oldest
+  /// is freed.
+  std::size_t max_retired_bytes = std::size_t{256} << 20U;
 };
 
 /// One agent, on host memory, which is pinned for the device if there is one, or on device memory. It cannot

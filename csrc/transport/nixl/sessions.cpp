@@ -33,12 +33,14 @@ NixlTransport::NixlTransport(const NixlOptions& options, std::unique_ptr<NixlAge
     : incarnation_(options.incarnation),
       backends_(join(options.backends)),
       max_posts_(options.max_posts_per_session),
+      pin_budget_us_(options.pin_budget_us),
       device_(options.device),
       counters_(options.counters ? options.counters : std::make_shared<NixlCounters>()),
       process_(this_process()),
       agent_(std::move(agent)),
       peers_(*agent_),
-      posts_(*agent_) {}
+      posts_(*agent_),
+      retired_(options.max_retired_bytes) {}
 
 NixlTransport::~NixlTransport() {
   static_cast<void>(posts_.drive(posts_.size()));
@@ -57,18 +59,32 @@ NixlTransport::~NixlTransport() {
   for (auto& [id, session] : sessions_) {
     if (!session.memory) continue;
     static_cast<void>(agent_->deregister_memory(session.memory->region()));
-    session.memory->retire();
+    const bool quiet = session.peer_quiet || !session.spoke || proven_dead(session.process, process_);
+    retire(std::move(*session.memory), quiet);
   }
   for (auto& entry : closed_) {
     static_cast<void>(agent_->deregister_memory(entry.second.memory.region()));
-    entry.second.memory.retire();
+    const bool quiet = entry.second.quiet || proven_dead(entry.second.process, process_);
+    retire(std::move(entry.second.memory), quiet);
   }
   agent_.reset();
 }
 
-Result<RemoteMemory> NixlTransport::allocate(std::size_t size_bytes) const {
-  const bool on_device = agent_->place().type == kNixlVram;
-  return on_device ? RemoteMemory::allocate(size_bytes, device_) : RemoteMemory::map(size_bytes, device_);
+Result<RemoteMemory> NixlTransport::allocate(std::size_t size_bytes) {
+  if (agent_->place().type != kNixlVram) return RemoteMemory::map(size_bytes, device_, pin_budget_us_);
+  auto memory = RemoteMemory::allocate(size_bytes, device_);
+  while (memory.status().code() == Code::kExhausted && retired_.free_oldest()) {
+    counters_->retired_bytes = retired_.bytes();
+    memory = RemoteMemory::allocate(size_bytes, device_);
+  }
+  return memory;
+}
+
+void NixlTransport::retire(RemoteMemory memory, bool quiet) {
+  if (agent_->place().type != kNixlVram) return memory.retire();
+  if (!quiet) return memory.leak();
+  retired_.add(std::move(memory));
+  counters_->retired_bytes = retired_.bytes();
 }
 
 Result<Bytes> NixlTransport::open_landing(const SessionId& session, std::size_t slot_bytes,
@@ -214,7 +230,8 @@ void NixlTransport::release_landing(const SessionId& session) {
   const auto closed = closed_.find(session);
   if (closed == closed_.end()) return;
   if (agent_->deregister_memory(closed->second.memory.region()).ok()) {
-    closed->second.memory.retire();
+    // Whoever releases it knows that it is quiet, by landing_quiet() or from the peer itself.
+    retire(std::move(closed->second.memory), true);
   } else {
     closed->second.memory.leak();
   }

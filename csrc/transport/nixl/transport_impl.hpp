@@ -14,6 +14,7 @@
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/nixl/peers.hpp"
 #include "transport/nixl/posts.hpp"
+#include "transport/nixl/retired_memory.hpp"
 #include "transport/remote_memory.hpp"
 
 namespace kvpush {
@@ -98,7 +99,9 @@ class NixlTransport final : public Transport {
     kQuiet = 4,   ///< the same, and it writes no more: its posts have ended
   };
 
-  [[nodiscard]] Result<RemoteMemory> allocate(std::size_t size_bytes) const;
+  [[nodiscard]] Result<RemoteMemory> allocate(std::size_t size_bytes);
+  /// After deregister_memory(). `quiet`: no write can be on its way into it.
+  void retire(RemoteMemory memory, bool quiet);
   [[nodiscard]] bool is_known(const SessionId& session) const;
   [[nodiscard]] Bytes describe(const SessionId& session, NixlLandingInfo landing) const;
   Result<NixlDescription> understand(const SessionId& session, ByteView description) const;
@@ -118,6 +121,7 @@ class NixlTransport final : public Transport {
   const Incarnation incarnation_;
   const std::string backends_;
   const std::size_t max_posts_;
+  const TimeUs pin_budget_us_;
   const std::shared_ptr<const CudaDevice> device_;
   const std::shared_ptr<NixlCounters> counters_;
   const ProcessIdentity process_;
@@ -129,6 +133,7 @@ class NixlTransport final : public Transport {
   std::unordered_map<SessionId, NixlClosedLanding> closed_;
   std::unordered_map<SessionId, NixlDraining> draining_;
   std::vector<RemoteMemory> staging_;
+  RetiredMemory retired_;
   std::vector<std::pair<TicketId, Fate>> due_;
   std::vector<TicketId> settled_;
   std::vector<std::pair<SessionId, std::string>> lost_;
