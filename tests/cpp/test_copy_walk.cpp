@@ -1,7 +1,9 @@
 // The copy kernels' arithmetic, played thread by thread, with launches that the packer would never choose:
 // every byte once, no other byte, the checksum's definition.
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -65,8 +67,29 @@ struct Scratch {
   std::uint64_t checksum = 0;
 };
 
-CopyArgs args_for(const Paged& paged, const Box& box, const std::vector<std::int32_t>& ids, std::byte* dense,
-                  unsigned chunk_bytes, Scratch& scratch) {
+/// Block ids that end where a page does; what follows cannot be read.
+class GuardedIds {
+ public:
+  explicit GuardedIds(const std::vector<std::int32_t>& ids)
+      : pages_(::mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    std::byte* const end = static_cast<std::byte*>(pages_) + kPage;
+    CHECK(::mprotect(end, kPage, PROT_NONE) == 0);
+    data_ = std::copy_backward(ids.begin(), ids.end(), reinterpret_cast<std::int32_t*>(end));
+  }
+  GuardedIds(const GuardedIds&) = delete;
+  GuardedIds& operator=(const GuardedIds&) = delete;
+  ~GuardedIds() { ::munmap(pages_, 2 * kPage); }
+
+  [[nodiscard]] const std::int32_t* data() const { return data_; }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  void* pages_;
+  const std::int32_t* data_ = nullptr;
+};
+
+CopyArgs args_for(const Paged& paged, const Box& box, const GuardedIds& ids, std::byte* dense,
+                  unsigned chunk_bytes, const Launch& launch, Scratch& scratch) {
   CopyArgs args;
   args.planes = paged.table.data();
   args.block_ids = ids.data();
@@ -78,6 +101,9 @@ CopyArgs args_for(const Paged& paged, const Box& box, const std::vector<std::int
   args.num_planes = box.num_planes();
   args.num_positions = box.num_positions();
   args.chunk_bytes = chunk_bytes;
+  args.batches_per_warp =
+      launch_shape(packed_bytes(paged.cache, box) / chunk_bytes, launch.num_blocks, launch.threads)
+          .batches_per_warp;
   return args;
 }
 
@@ -98,39 +124,59 @@ struct CountedChunk {
     const auto at = static_cast<std::size_t>(to - stores.begin);
     for (std::size_t i = at; i < at + kSize; ++i) ++stores.counts.at(i);
   }
-  [[nodiscard]] std::uint64_t word(unsigned) const { return 0; }
+  [[nodiscard]] Words<kWords> words() const { return {}; }
 
   std::byte bytes[kSize];
 };
 
 template <unsigned kSize>
 void count_stores(const CopyArgs& args, const Launch& launch) {
-  const std::uint64_t num_warps = std::uint64_t{launch.num_blocks} * launch.threads / kWarpThreads;
-  for (std::uint64_t warp = 0; warp < num_warps; ++warp) {
-    for (unsigned lane = 0; lane < kWarpThreads; ++lane) {
-      copy_share<CountedChunk<kSize>, true>(args, {warp, num_warps, lane});
+  for (unsigned block = 0; block < launch.num_blocks; ++block) {
+    for (unsigned thread = 0; thread < launch.threads; ++thread) {
+      copy_share<CountedChunk<kSize>, true>(args, worker_of(block, launch.num_blocks, thread));
     }
   }
 }
 
+/// Counts likewise, and minds the order that the hardware needs: a stage is read when it is filled, and
+/// filled anew when its store has begun.
 struct CountingMover {
-  unsigned lane;
+  enum class Stage : std::uint8_t { kEmpty, kFilling, kFilled };
 
-  void load(unsigned, const std::byte*, std::uint32_t) {}
-  void wait(unsigned) {}
-  [[nodiscard]] std::uint64_t word(unsigned, std::uint32_t) const { return 0; }
-  void store(unsigned, std::byte* to, std::uint32_t num_bytes) const {
-    const auto at = static_cast<std::size_t>(to - stores.begin);
-    for (std::size_t i = at; lane == 0 && i < at + num_bytes; ++i) ++stores.counts.at(i);
+  std::array<Stage, 2> stages{};
+  std::array<unsigned, 2> fills{};
+  bool stored = false;
+
+  ~CountingMover() { CHECK(!stored); }
+  void load(unsigned stage, const std::byte*, std::uint32_t) {
+    CHECK(stages.at(stage) == Stage::kEmpty);
+    stages.at(stage) = Stage::kFilling;
   }
-  void finish() {}
+  void wait(unsigned stage, unsigned parity) {
+    CHECK(stages.at(stage) == Stage::kFilling);
+    CHECK_EQ(parity, fills.at(stage)++ % 2);
+    stages.at(stage) = Stage::kFilled;
+  }
+  [[nodiscard]] Words<2> words(unsigned stage, std::uint32_t) const {
+    CHECK(stages.at(stage) == Stage::kFilled);
+    return {};
+  }
+  void store(unsigned stage, std::byte* to, std::uint32_t bytes) {
+    CHECK(stages.at(stage) == Stage::kFilled);
+    stages.at(stage) = Stage::kEmpty;
+    stored = true;
+    const auto at = static_cast<std::size_t>(to - stores.begin);
+    for (std::size_t i = at; i < at + bytes; ++i) ++stores.counts.at(i);
+  }
+  void finish() { stored = false; }
 };
 
 void count_bulk_stores(const CopyArgs& args, const Launch& launch) {
-  const std::uint64_t num_warps = std::uint64_t{launch.num_blocks} * launch.threads / kWarpThreads;
-  for (std::uint64_t warp = 0; warp < num_warps; ++warp) {
-    CountingMover mover{0};
-    copy_pieces<true>(args, {warp, num_warps, 0}, mover);
+  for (unsigned block = 0; block < launch.num_blocks; ++block) {
+    for (unsigned thread = 0; thread < launch.threads; thread += kWarpThreads) {
+      CountingMover mover;
+      copy_pieces<true>(args, worker_of(block, launch.num_blocks, thread), mover);
+    }
   }
 }
 
@@ -146,7 +192,8 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   std::vector<std::byte> slot(size + 2 * kGuardBytes + dense_shift, kGuard);
   std::byte* const dense = slot.data() + kGuardBytes + dense_shift;
   Scratch scratch;
-  const CopyArgs packing = args_for(source, box, ids, dense, chunk_bytes, scratch);
+  const GuardedIds guarded(ids);
+  const CopyArgs packing = args_for(source, box, guarded, dense, chunk_bytes, launch, scratch);
   play_copy(packing, true, bulk, launch.num_blocks, launch.threads);
   CHECK_EQ(scratch.checksum, by_cpu.checksum);
   CHECK_EQ(scratch.partial_sum, 0U);
@@ -157,11 +204,8 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   CHECK(std::all_of(dense + size, slot.data() + slot.size(), is_guard));
 
   stores = {dense, std::vector<std::uint8_t>(size)};
-  if (bulk) {
-    count_bulk_stores(packing, launch);
-    chunk_bytes = 0;
-  }
-  switch (chunk_bytes) {
+  if (bulk) count_bulk_stores(packing, launch);
+  switch (bulk ? 0 : chunk_bytes) {
     case 0: break;
     case 16: count_stores<16>(packing, launch); break;
     case 8: count_stores<8>(packing, launch); break;
@@ -182,8 +226,8 @@ void check_launch(const Paged& source, const Paged& target, const Box& box,
   auto& storage = const_cast<std::vector<std::vector<std::byte>>&>(target.storage);
   for (std::size_t i = 0; i < storage.size(); ++i)
     std::copy(before[i].begin(), before[i].end(), storage[i].begin());
-  play_copy(args_for(target, box, ids, dense, chunk_bytes, scratch), false, bulk, launch.num_blocks,
-            launch.threads);
+  play_copy(args_for(target, box, guarded, dense, chunk_bytes, launch, scratch), false, bulk,
+            launch.num_blocks, launch.threads);
   CHECK_EQ(scratch.checksum, by_cpu.checksum);
   CHECK_EQ(scratch.num_arrived, 0U);
   CHECK(target.storage == after);
@@ -237,7 +281,7 @@ TEST(parts_of_a_group_whose_planes_differ) {
   }
 }
 
-TEST(segments_of_the_checksum_end_anywhere_in_a_tile) {
+TEST(segments_of_the_checksum_end_anywhere_in_a_batch) {
   std::mt19937_64 random(3);
   for (const std::int64_t content : {272, 4112, 16384, 20496}) {
     const std::vector<Plane> planes{make_plane({5, 1, 1, content}, kNestings[0]),
@@ -267,4 +311,80 @@ TEST(bulk_copies_of_long_rows) {
       }
     }
   }
+}
+
+TEST(every_batch_has_a_warp_and_no_block_is_idle) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 20'000; ++round) {
+    const std::uint64_t num_chunks = 1 + (random() >> (32 + random() % 32));
+    const auto max_blocks = static_cast<unsigned>(1 + random() % 200);
+    const auto max_threads = static_cast<unsigned>(kWarpThreads * (1 + random() % 32));
+    const LaunchShape shape = launch_shape(num_chunks, max_blocks, max_threads);
+    const std::uint64_t num_warps = shape.num_threads / kWarpThreads;
+    const std::uint64_t batches = (num_chunks + kBatchChunks - 1) / kBatchChunks;
+    CHECK(shape.num_blocks >= 1 && shape.num_blocks <= max_blocks);
+    CHECK(num_warps >= 1 && shape.num_threads <= max_threads && shape.num_threads % kWarpThreads == 0);
+    CHECK(shape.num_blocks * num_warps * shape.batches_per_warp >= batches);
+    // One warp, or one batch, less of each would not do.
+    CHECK(shape.num_blocks * (num_warps - 1) * shape.batches_per_warp < batches);
+    CHECK(shape.num_blocks == std::min<std::uint64_t>(max_blocks, batches));
+  }
+}
+
+namespace {
+
+/// Where a thread stores, and chunks of ones: no memory is touched.
+struct AddressChunk {
+  static constexpr unsigned kBytes = 16;
+  static constexpr unsigned kWords = 2;
+  static inline std::vector<std::array<const std::byte*, 2>> moves;
+
+  void load(const std::byte* address) { from = address; }
+  void store(const std::byte* to) const { moves.push_back({from, to}); }
+  [[nodiscard]] Words<2> words() const { return {{1, 1}}; }
+
+  const std::byte* from;
+};
+
+}  // namespace
+
+TEST(boxes_and_caches_beyond_four_gigabytes) {
+  constexpr std::uint64_t kGiB = std::uint64_t{1} << 30U;
+  constexpr std::uint32_t kNumPositions = 3 << 20U;
+  constexpr std::int64_t kRow = 2048;
+  void* const reserved =
+      ::mmap(nullptr, 24 * kGiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) throw check::Skipped{"24 GiB of address space cannot be reserved"};
+  auto* const base = static_cast<std::byte*>(reserved);
+  std::byte* const dense = base + 16 * kGiB;
+  const PlaneEntry plane{base, collapse({1, 1, kRow, 2 * kRow, kRow, kRow}), 0};
+  std::vector<std::int32_t> ids(kNumPositions);
+  std::iota(ids.rbegin(), ids.rend(), 0);
+  const LaunchShape shape = launch_shape(kNumPositions * (kRow / 16), 132, 512);
+  CopyArgs args;
+  args.planes = &plane;
+  args.block_ids = ids.data();
+  args.dense = dense;
+  args.num_planes = 1;
+  args.num_positions = kNumPositions;
+  args.chunk_bytes = 16;
+  args.batches_per_warp = shape.batches_per_warp;
+  const std::uint64_t share = std::uint64_t{shape.batches_per_warp} * kBatchChunks;
+  for (const std::uint64_t warp :
+       {std::uint64_t{0}, 5 * kGiB / 16 / share, kNumPositions * (kRow / 16) / share - 1}) {
+    AddressChunk::moves.clear();
+    const std::uint64_t sum = copy_share<AddressChunk, true>(args, {warp, 7});
+    CHECK_EQ(AddressChunk::moves.size(), share / kWarpThreads);
+    std::uint64_t expected = 0;
+    std::uint64_t chunk = warp * share + 7;
+    for (const auto& [from, to] : AddressChunk::moves) {
+      const std::uint64_t position = chunk * 16 / kRow;
+      CHECK(to == dense + chunk * 16);
+      CHECK(from == base + (kNumPositions - 1 - position) * 2 * kRow + chunk * 16 % kRow);
+      expected += checksum_weight(2 * chunk) + checksum_weight(2 * chunk + 1);
+      chunk += kWarpThreads;
+    }
+    CHECK_EQ(sum, expected);
+  }
+  ::munmap(reserved, 24 * kGiB);
 }

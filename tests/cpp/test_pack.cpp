@@ -251,8 +251,8 @@ TEST(collapse_keeps_every_address) {
     CHECK_EQ(rows.unit_bytes(), plain.unit_bytes());
     std::vector<std::int64_t> a;
     std::vector<std::int64_t> b;
-    for (UnitCursor c(plain, 1, 0, 1); c.valid(); c.next()) a.push_back(c.paged(1));
-    for (UnitCursor c(rows, 1, 0, 1); c.valid(); c.next()) b.push_back(c.paged(1));
+    for (UnitCursor c(plain, 1, 0, 1); c.unit() == 0; c.next()) a.push_back(c.paged(1));
+    for (UnitCursor c(rows, 1, 0, 1); c.unit() == 0; c.next()) b.push_back(c.paged(1));
     CHECK(a == b);
   }
   CHECK(collapse({3, 4, 6, 72, 24, 6}).is_dense());
@@ -260,8 +260,8 @@ TEST(collapse_keeps_every_address) {
   CHECK(!collapse({3, 4, 6, 96, 6, 18}).is_dense());
 }
 
-// Any number of workers must together visit each chunk once, at the address that the
-// oracle names.
+// Any number of workers must together visit each chunk of some units once, at the address that the oracle
+// names.
 TEST(cursor_with_any_number_of_workers) {
   for (const Nesting& nesting : kNestings) {
     for (std::int64_t h = 1; h <= 4; ++h) {
@@ -269,19 +269,21 @@ TEST(cursor_with_any_number_of_workers) {
         for (const std::int64_t chunk_bytes : {1, 2, 6, 12}) {
           const Plane p = make_plane({3, h, n, 12}, nesting);
           const UnitLayout layout{h, n, 12, p.block_stride_bytes, p.head_stride_bytes, p.token_stride_bytes};
-          const std::int64_t num_chunks = layout.unit_bytes() / chunk_bytes;
-          for (std::int64_t workers = 1; workers <= num_chunks + 3; ++workers) {
-            std::vector<int> visits(static_cast<std::size_t>(num_chunks), 0);
-            for (std::int64_t first = 0; first < workers; ++first) {
-              std::int64_t index = first;
-              for (UnitCursor c(layout, chunk_bytes, first, workers); c.valid(); c.next(), index += workers) {
+          const auto unit_chunks = static_cast<std::uint64_t>(layout.unit_bytes() / chunk_bytes);
+          const std::uint64_t num_chunks = 3 * unit_chunks;
+          for (std::uint64_t workers = 1; workers <= unit_chunks + 3; ++workers) {
+            std::vector<int> visits(num_chunks, 0);
+            for (std::uint64_t first = 0; first < workers; ++first) {
+              std::uint64_t index = first;
+              for (UnitCursor c(layout, chunk_bytes, first, workers); c.unit() < 3;
+                   c.next(), index += workers) {
                 if (!CHECK(index < num_chunks)) return;
-                const std::int64_t byte = index * chunk_bytes;
+                const std::int64_t byte = static_cast<std::int64_t>(index) * chunk_bytes;
                 const std::int64_t row = byte / 12;
-                CHECK_EQ(c.dense(), byte);
-                CHECK_EQ(c.paged(2), 2 * p.block_stride_bytes + row / n * p.head_stride_bytes +
+                CHECK_EQ(c.unit(), static_cast<std::uint32_t>(row / (h * n)));
+                CHECK_EQ(c.paged(2), 2 * p.block_stride_bytes + row / n % h * p.head_stride_bytes +
                                          row % n * p.token_stride_bytes + byte % 12);
-                ++visits[static_cast<std::size_t>(index)];
+                ++visits[index];
               }
             }
             CHECK(std::all_of(visits.begin(), visits.end(), [](int v) { return v == 1; }));
@@ -295,11 +297,12 @@ TEST(cursor_with_any_number_of_workers) {
 TEST(offsets_beyond_four_gigabytes) {
   const UnitLayout layout{2, 2, 64, std::int64_t{1} << 21U, 1 << 20, 1 << 10};
   CHECK_EQ(paged_offset(layout, 100'000, 1, 1), (std::int64_t{100'000} << 21U) + (1 << 20) + (1 << 10));
-  UnitCursor cursor(layout, 16, 5, std::int64_t{1} << 33U);
-  CHECK(cursor.valid());
+  // Of 16 chunks a unit: chunks of the dense form beyond 2^32, too.
+  UnitCursor cursor(layout, 16, (std::uint64_t{1} << 34U) + 5, std::uint64_t{1} << 33U);
+  CHECK_EQ(cursor.unit(), 1U << 30U);
   CHECK_EQ(cursor.paged(100'000), (std::int64_t{100'000} << 21U) + (1 << 10) + 16);
   cursor.next();
-  CHECK(!cursor.valid());
+  CHECK_EQ(cursor.unit(), (1U << 30U) + (1U << 29U));
 }
 
 TEST(jobs_outside_the_cache_end_with_an_error) {

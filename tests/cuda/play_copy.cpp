@@ -14,10 +14,10 @@ struct PlayedChunk {
 
   void load(const std::byte* from) { std::memcpy(bytes, from, kBytes); }
   void store(std::byte* to) const { std::memcpy(to, bytes, kBytes); }
-  [[nodiscard]] std::uint64_t word(unsigned index) const {
-    std::uint64_t value = 0;
-    std::memcpy(&value, bytes + 8 * index, kBytes < 8 ? kBytes : 8);
-    return value;
+  [[nodiscard]] Words<kWords> words() const {
+    Words<kWords> words{};
+    std::memcpy(words.values, bytes, kBytes);
+    return words;
   }
 
   std::byte bytes[kBytes];
@@ -31,11 +31,11 @@ struct PlayedMover {
   void load(unsigned stage, const std::byte* from, std::uint32_t num_bytes) {
     std::memcpy(stages[stage], from, num_bytes);
   }
-  void wait(unsigned) {}
-  [[nodiscard]] std::uint64_t word(unsigned stage, std::uint32_t at) const {
-    std::uint64_t value = 0;
-    std::memcpy(&value, stages[stage] + at, sizeof(value));
-    return value;
+  void wait(unsigned, unsigned) {}
+  [[nodiscard]] Words<2> words(unsigned stage, std::uint32_t at) const {
+    Words<2> words{};
+    std::memcpy(words.values, stages[stage] + at, sizeof(words));
+    return words;
   }
   void store(unsigned stage, std::byte* to, std::uint32_t num_bytes) const {
     if (lane == 0) std::memcpy(to, stages[stage], num_bytes);
@@ -62,12 +62,10 @@ std::uint64_t share(const CopyArgs& args, bool bulk, const Worker& worker) {
 
 void play_copy(const CopyArgs& args, bool packing, bool bulk, unsigned num_blocks,
                unsigned threads_per_block) {
-  const unsigned warps_per_block = threads_per_block / kWarpThreads;
   for (unsigned block = 0; block < num_blocks; ++block) {
     std::uint64_t of_block = 0;
     for (unsigned thread = 0; thread < threads_per_block; ++thread) {
-      const Worker worker{std::uint64_t{block} * warps_per_block + thread / kWarpThreads,
-                          std::uint64_t{num_blocks} * warps_per_block, thread % kWarpThreads};
+      const Worker worker = worker_of(block, num_blocks, thread);
       of_block += packing ? share<true>(args, bulk, worker) : share<false>(args, bulk, worker);
     }
     *args.partial_sum += of_block;

@@ -112,6 +112,8 @@ def judge(mutant: Mutant, program: str, tries: list[list[str]]) -> tuple[bool, s
     try:
         built = build(mutant, program)
     except subprocess.CalledProcessError as error:
+        if "static assertion failed" in error.stderr:
+            return True, "a static assertion fails", time.monotonic() - begin
         return False, f"DOES NOT BUILD\n{error.stderr}", time.monotonic() - begin
     for args in tries:
         said = said or look(built, *args)

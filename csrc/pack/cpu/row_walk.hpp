@@ -45,7 +45,7 @@ class RowWalk {
   void next_row() {
     if (row_) {
       row_->next();
-      if (row_->valid()) return enter_row();
+      if (row_->unit() == 0) return enter_row();
     }
     if (next_id_ < ids_.size()) return enter_block();
     planes_ = planes_.subspan(1);

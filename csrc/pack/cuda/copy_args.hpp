@@ -26,12 +26,12 @@ struct CopyArgs {
   std::uint32_t plane_begin = 0;
   std::uint32_t num_planes = 0;
   std::uint32_t num_positions = 0;
-  std::uint32_t chunk_bytes = 0;  ///< 16, 8, 4, 2 or 1: divides every address, stride and row of the box
+  std::uint32_t chunk_bytes = 0;       ///< 16, 8, 4, 2 or 1: divides every address, stride and row of the box
+  std::uint32_t batches_per_warp = 0;  ///< as launch_shape() has it (pack/cuda/copy_walk.hpp)
 };
 
-/// Names of the kernels in the module: one launch packs or unpacks one box, with as many blocks as the
-/// launcher likes. A block is meant to have an SM for itself, so that their number bounds the SMs that a
-/// launch takes.
+/// Names of the kernels in the module: one launch packs or unpacks one box. The number of blocks bounds the
+/// SMs that it takes; each has so many threads at most.
 inline constexpr unsigned kCopyThreadsPerBlock = 512;
 inline constexpr const char* kPackKernel = "kvpush_pack";
 inline constexpr const char* kUnpackKernel = "kvpush_unpack";

@@ -291,16 +291,15 @@ Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
 
   const bool bulk = takes_bulk(job, args);
   const CudaFunction kernel = (bulk ? bulk_kernels_ : kernels_)[static_cast<std::size_t>(job.kind)];
-  const unsigned threads = bulk ? kBulkThreadsPerBlock : kCopyThreadsPerBlock;
-  const std::size_t bytes_per_block = std::size_t{args.chunk_bytes} * threads * kChunksInFlight;
-  const std::size_t wanted = (packed_bytes(cache_, job.box) + bytes_per_block - 1) / bytes_per_block;
-  const auto num_blocks = static_cast<unsigned>(std::min<std::size_t>(wanted, max_blocks_));
+  const LaunchShape shape = launch_shape(packed_bytes(cache_, job.box) / args.chunk_bytes, max_blocks_,
+                                         bulk ? kBulkThreadsPerBlock : kCopyThreadsPerBlock);
+  args.batches_per_warp = shape.batches_per_warp;
   void* parameters[] = {&args};
   launch.ticket = job.ticket;
   launch.started_at = monotonic_us();
-  return cuda_.check(
-      cuda_.launch_kernel(kernel, num_blocks, 1, 1, threads, 1, 1, 0, stream_, parameters, nullptr),
-      "cuLaunchKernel");
+  return cuda_.check(cuda_.launch_kernel(kernel, shape.num_blocks, 1, 1, shape.num_threads, 1, 1, 0, stream_,
+                                         parameters, nullptr),
+                     "cuLaunchKernel");
 }
 
 void CudaPacker::poll(std::vector<PackDone>& done) {

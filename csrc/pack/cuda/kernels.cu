@@ -23,11 +23,11 @@ struct DeviceChunk {
     __stcs(reinterpret_cast<T*>(to), value);
 #endif
   }
-  KVPUSH_HD std::uint64_t word(unsigned index) const {
+  KVPUSH_HD Words<kWords> words() const {
     if constexpr (sizeof(T) == 16)
-      return index == 0 ? value.x : value.y;
+      return {value.x, value.y};
     else
-      return value;
+      return {value};
   }
 
   T value;
@@ -64,8 +64,7 @@ __device__ void add_up(const CopyArgs& args, std::uint64_t share) {
 }
 
 __device__ Worker this_worker() {
-  return {(std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpThreads,
-          std::uint64_t{gridDim.x} * blockDim.x / kWarpThreads, threadIdx.x % kWarpThreads};
+  return worker_of(blockIdx.x, gridDim.x, threadIdx.x);
 }
 
 template <typename T, bool kPacking>
@@ -115,9 +114,7 @@ class BulkMover {
         "l"(__cvta_generic_to_global(from)), "r"(num_bytes), "r"(barrier(stage))
         : "memory");
   }
-  KVPUSH_HD void wait(unsigned stage) {
-    const unsigned parity = (parities_ >> stage) & 1U;
-    parities_ ^= 1U << stage;
+  KVPUSH_HD void wait(unsigned stage, unsigned parity) {
     unsigned done = 0;
     while (done == 0) {
       asm volatile(
@@ -127,10 +124,13 @@ class BulkMover {
           : "memory");
     }
   }
-  KVPUSH_HD std::uint64_t word(unsigned stage, std::uint32_t at) const {
-    std::uint64_t value = 0;
-    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(data(stage) + at) : "memory");
-    return value;
+  KVPUSH_HD Words<2> words(unsigned stage, std::uint32_t at) const {
+    Words<2> words;
+    asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
+                 : "=l"(words.values[0]), "=l"(words.values[1])
+                 : "r"(data(stage) + at)
+                 : "memory");
+    return words;
   }
   KVPUSH_HD void store(unsigned stage, std::byte* to, std::uint32_t num_bytes) {
     // All lanes have read the stage: it may be filled again once the store has, too.
@@ -156,7 +156,6 @@ class BulkMover {
 
   std::uint32_t stages_;
   std::uint32_t barriers_;
-  unsigned parities_ = 0;
   bool leads_;
 };
 
