@@ -93,7 +93,7 @@ class Config:
         Path of the CUDA driver's library; empty is ``libcuda.so.1``, as the loader finds it. Loaded only for
         a cache on a CUDA device.
     cuda_sms : int
-        Multiprocessors of the GPU that one copy fills at most. 0 goes by the transport: 2 for "nixl", whose
+        Multiprocessors of the GPU that copies fill at most. 0 goes by the transport: 2 for "nixl", whose
         links are slow beside a GPU's memory; an eighth of them, at least 2, for "shm".
     cuda_bulk : bool
         Rows of 2 KiB and more by the GPU's bulk copies, compute capability 9.0 and newer. Not yet run on one.

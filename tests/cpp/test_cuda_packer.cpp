@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "check.hpp"
@@ -12,6 +13,13 @@
 using namespace kvpush;
 
 namespace {
+
+/// All there are, in the order of creation.
+std::vector<CudaStream> all_streams() {
+  std::vector<CudaStream> streams;
+  while (CudaStream stream = fake().stream(static_cast<int>(streams.size()))) streams.push_back(stream);
+  return streams;
+}
 
 /// Packs and unpacks with both packers, and compares dense forms, checksums and caches.
 void check_round_trip(const std::shared_ptr<const CudaDevice>& device, const std::vector<Plane>& planes,
@@ -172,46 +180,162 @@ TEST(jobs_outside_the_cache_end_with_an_error) {
   CHECK_EQ(fake().count("cuLaunchKernel"), 1);
 }
 
-TEST(a_pack_is_not_done_before_its_event_and_jobs_end_in_order) {
+TEST(a_pack_is_not_done_before_its_event) {
   fake().reset();
   const Bench bench;
   const auto before = bench.slots[1]->copy();
+  for (CudaStream stream : all_streams()) fake().hold(stream);
   for (std::size_t i = 0; i < 3; ++i) bench.packer->start(bench.job(i));
   std::vector<PackDone> done;
-  std::size_t polls = 0;
-  for (; done.size() < 3 && polls < 100; ++polls) {
-    bench.packer->poll(done);
-    for (std::size_t i = 0; i < done.size(); ++i) {
-      CHECK_EQ(done[i].ticket, i);
-      CHECK(done[i].status.ok());
-      CHECK(done[i].copy_us >= 0);
-    }
-    if (polls == 0) {
-      CHECK(done.empty());
-      CHECK(bench.slots[1]->copy() == before);
-    }
+  for (int i = 0; i < 20; ++i) bench.packer->poll(done);
+  CHECK(done.empty());
+  CHECK(bench.slots[1]->copy() == before);
+  for (CudaStream stream : all_streams()) fake().release(stream);
+  done = poll_for(*bench.packer, 3);
+  for (const PackDone& one : done) {
+    CHECK(one.status.ok());
+    CHECK(one.copy_us >= 0);
   }
-  CHECK_EQ(done.size(), 3);
-  CHECK(polls > 3);
   const std::size_t size = packed_bytes(bench.cache.cache, bench.job(0).box);
   CHECK(std::equal(bench.slots[0]->data(), bench.slots[0]->data() + size, bench.slots[1]->data()));
+}
+
+TEST(a_box_that_takes_long_delays_those_of_its_stream_only) {
+  fake().reset();
+  const Bench bench;
+  const CudaStream slow = fake().stream(0);
+  fake().hold(slow);
+  // Jobs 0 and 3 are on the slow stream.
+  for (std::size_t i = 0; i < 4; ++i) bench.packer->start(bench.job(i));
+  std::set<TicketId> ended;
+  for (const PackDone& done : poll_for(*bench.packer, 2)) ended.insert(done.ticket);
+  CHECK(ended == (std::set<TicketId>{1, 2}));
+  std::vector<PackDone> more;
+  for (int i = 0; i < 20; ++i) bench.packer->poll(more);
+  CHECK(more.empty());
+  fake().release(slow);
+  const std::vector<PackDone> late = poll_for(*bench.packer, 2);
+  CHECK_EQ(late.at(0).ticket, 0);
+  CHECK_EQ(late.at(1).ticket, 3);
+}
+
+TEST(streams_that_end_in_any_order_move_the_same_bytes) {
+  fake().reset();
+  std::mt19937_64 random(21);
+  const auto device = open_device();
+  constexpr std::size_t kNumSlots = 10;
+  // Packs read the first 8 blocks; each slot unpacks into two of its own.
+  const GpuCache cache(device, {make_plane({8 + 2 * kNumSlots, 2, 3, 48}, kNestings[4])}, random);
+  struct Slot {
+    std::unique_ptr<GpuMemory> memory;
+    std::vector<std::int32_t> ids;
+    PackJob job;
+    bool busy = false;
+  };
+  std::array<Slot, kNumSlots> slots;
+  const Box box = cache.box(2);
+  const std::size_t size = packed_bytes(cache.cache, box);
+  for (Slot& slot : slots) slot.memory = std::make_unique<GpuMemory>(device, size, random);
+  const long before = fake().leaks();
+  auto packer = make_packer(cache.cache, device);
+  const std::vector<CudaStream> streams = all_streams();
+  CHECK(streams.size() >= 2);
+  std::vector<bool> held(streams.size());
+
+  TicketId last_ended = 0;
+  std::size_t num_ended = 0;
+  std::size_t num_overtaken = 0;
+  std::vector<PackDone> done;
+  for (TicketId ticket = 1; num_ended < 400;) {
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      if (random() % 8 != 0) continue;
+      held[i] ? fake().release(streams[i]) : fake().hold(streams[i]);
+      held[i] = !held[i];
+    }
+    const std::size_t at = random() % kNumSlots;
+    Slot& slot = slots.at(at);
+    if (!slot.busy && ticket <= 400) {
+      const bool packs = random() % 2 == 0;
+      const auto own = static_cast<std::int32_t>(8 + 2 * at);
+      const auto first = static_cast<std::int32_t>(random() % 7);
+      slot.ids = packs ? std::vector{first + 1, first} : std::vector{own + 1, own};
+      for (std::byte& byte : slot.memory->bytes()) byte = static_cast<std::byte>(random());
+      slot.job = {ticket++, packs ? PackJob::Kind::kPack : PackJob::Kind::kUnpack, box, slot.ids,
+                  slot.memory->data()};
+      slot.busy = true;
+      packer->start(slot.job);
+    }
+    done.clear();
+    packer->poll(done);
+    for (const PackDone& one : done) {
+      const auto found = std::find_if(slots.begin(), slots.end(), [&one](const Slot& some) {
+        return some.busy && some.job.ticket == one.ticket;
+      });
+      if (!CHECK(found != slots.end())) return;
+      found->busy = false;
+      // Either way the slot now holds what the blocks do.
+      std::vector<std::byte> blocks(size);
+      PackJob again = found->job;
+      again.kind = PackJob::Kind::kPack;
+      again.dense = blocks.data();
+      CHECK_EQ(run_pack_job(cache.cache, again).checksum, one.checksum);
+      CHECK(found->memory->copy() == blocks);
+      num_overtaken += one.ticket < last_ended ? 1 : 0;
+      last_ended = one.ticket;
+      ++num_ended;
+    }
+  }
+  CHECK(num_overtaken > 20);
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    if (held[i]) fake().release(streams[i]);
+  }
+  packer.reset();
+  CHECK_EQ(fake().leaks(), before);
+}
+
+TEST(a_box_takes_the_sms_that_others_leave) {
+  for (const unsigned num_sms : {1U, 2U, 6U}) {
+    fake().reset();
+    std::mt19937_64 random(22);
+    const auto device = open_device();
+    // 16 batches a box.
+    const GpuCache cache(device, {make_plane({4, 1, 1, 16384}, kNestings[0])}, random);
+    const std::vector<std::int32_t> ids{3, 0, 1, 2};
+    const Box box = cache.box(ids.size());
+    const GpuMemory slot(device, packed_bytes(cache.cache, box), random);
+    const auto packer = make_cuda_packer(cache.cache, device, fake_kernels(), {num_sms, false});
+    if (!CHECK(packer.ok())) return;
+    const auto start = [&](TicketId ticket) {
+      const long before = fake().count("blocks");
+      packer.value()->start({ticket, PackJob::Kind::kPack, box, ids, slot.data()});
+      return static_cast<unsigned>(fake().count("blocks") - before);
+    };
+    const unsigned part = num_sms / std::min(num_sms, 3U);
+    CHECK_EQ(start(0), num_sms);
+    CHECK_EQ(start(1), part);
+    CHECK_EQ(start(2), part);
+    poll_for(*packer.value(), 3);
+    CHECK_EQ(start(3), num_sms);
+    poll_for(*packer.value(), 1);
+  }
 }
 
 TEST(a_job_whose_event_could_not_be_recorded_ends_after_its_copy) {
   fake().reset();
   const Bench bench;
   const auto before = bench.slots[0]->copy();
+  for (CudaStream stream : all_streams()) fake().hold(stream);
   fake().fail("cuEventRecord", 1, kCudaOutOfMemory);
   bench.packer->start(bench.job(0));
   bench.packer->start(bench.job(1));
   std::vector<PackDone> done;
-  bench.packer->poll(done);
+  for (int i = 0; i < 20; ++i) bench.packer->poll(done);
   CHECK(done.empty());
   CHECK(bench.slots[0]->copy() == before);
-  done = poll_for(*bench.packer, 2);
-  CHECK_EQ(done.at(0).ticket, 0);
-  CHECK_EQ(done.at(0).status.code(), Code::kExhausted);
-  CHECK(done.at(1).status.ok());
+  for (CudaStream stream : all_streams()) fake().release(stream);
+  for (const PackDone& one : poll_for(*bench.packer, 2)) {
+    CHECK_EQ(one.status.code(), one.ticket == 0 ? Code::kExhausted : Code::kOk);
+  }
   CHECK(bench.slots[0]->copy() != before);
 }
 
@@ -324,7 +448,7 @@ TEST(a_lost_device_ends_every_job_and_refuses_later_ones) {
   fake().reset();
   const Bench bench;
   const GpuStream user(bench.device);
-  fake().hold(user.stream);
+  for (CudaStream stream : all_streams()) fake().hold(stream);
   user.record();
   const FenceId fence = bench.packer->capture(user.handle()).value();
   for (std::size_t i = 0; i < 3; ++i) bench.packer->start(bench.job(i));

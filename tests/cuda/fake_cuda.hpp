@@ -18,7 +18,8 @@ extern "C" {
 /// for example), and any code of a call that reports on earlier work (cuEventQuery, cuStreamQuery,
 /// cuStreamSynchronize), break the device: nothing runs any more and everything returns that code.
 void fake_cuda_fail(const char* symbol, int nth, int code);
-/// How often `symbol` was called, or the kernel of that name launched, since the last reset.
+/// How often `symbol` was called, or the kernel of that name launched, since the last reset; "blocks": of all
+/// launches.
 long fake_cuda_count(const char* symbol);
 /// Memory, streams, events, modules and contexts of this process that are not given back.
 long fake_cuda_leaks();
@@ -26,6 +27,8 @@ long fake_cuda_leaks();
 void fake_cuda_reset();
 /// What cuDeviceGetAttribute says, e.g. 118 (ordering of GPUDirect writes, by default 100), 16 (SMs), 75, 76.
 void fake_cuda_set_attribute(int attribute, int value);
+/// The nth stream (0: the first) of those that there are, in the order of creation; null if there is none.
+kvpush::CudaStream fake_cuda_stream(int nth);
 /// Puts work into `stream` that lasts until fake_cuda_release(stream) ends the oldest such one.
 void fake_cuda_hold(kvpush::CudaStream stream);
 void fake_cuda_release(kvpush::CudaStream stream);
@@ -42,6 +45,7 @@ namespace kvpush {
   X(fake_cuda_leaks, leaks)                 \
   X(fake_cuda_reset, reset)                 \
   X(fake_cuda_set_attribute, set_attribute) \
+  X(fake_cuda_stream, stream)               \
   X(fake_cuda_hold, hold)                   \
   X(fake_cuda_release, release)
 

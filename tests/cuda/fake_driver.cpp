@@ -335,6 +335,7 @@ FAKE_CUDA_EXPORT CudaCode cuLaunchKernel(CudaFunction function, unsigned grid_x,
     return kInvalidValue;
   }
   ++state().counts[kernel->name];
+  state().counts["blocks"] += grid_x;
   const CudaFunctionObject copied = *kernel;
   const CopyArgs args = *static_cast<const CopyArgs*>(parameters[0]);
   queue->ops.emplace_back([copied, args, grid_x, block_x] {

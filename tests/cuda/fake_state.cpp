@@ -208,6 +208,13 @@ FAKE_CUDA_EXPORT void fake_cuda_set_attribute(int attribute, int value) {
   state().attributes[attribute] = value;
 }
 
+FAKE_CUDA_EXPORT CudaStream fake_cuda_stream(int nth) {
+  const std::lock_guard lock(state().mutex);
+  const auto& streams = state().streams;
+  const auto index = static_cast<std::size_t>(nth);
+  return index < streams.size() ? streams[index].get() : nullptr;
+}
+
 FAKE_CUDA_EXPORT void fake_cuda_hold(CudaStream stream) {
   const std::lock_guard lock(state().mutex);
   CudaStreamObject* const found = find_stream(stream);

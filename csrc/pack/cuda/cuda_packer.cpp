@@ -18,6 +18,9 @@ namespace {
 
 constexpr unsigned kMaxChunkBytes = 16;
 constexpr std::size_t kMinIds = 1024;
+/// Boxes that run at a time. A launch takes the host about half as long as a small box takes from its launch
+/// to its end, so two would do if nothing were ever late.
+constexpr unsigned kMaxStreams = 3;
 /// In the pinned memory of a launch: the checksum, then the ids on a line of their own.
 constexpr std::size_t kIdsOffset = 64;
 /// In the device memory of a launch: the partial sum, then the number of blocks that have arrived.
@@ -56,6 +59,8 @@ class CudaPacker final : public Packer {
  private:
   /// What one launch needs from its start to its end; used again and again.
   struct Launch {
+    unsigned stream = 0;  ///< index of its stream; always the same
+    unsigned num_blocks = 0;
     TicketId ticket = 0;
     TimeUs started_at = 0;
     Status recorded;  ///< of `ended`
@@ -63,6 +68,10 @@ class CudaPacker final : public Packer {
     CudaPointer counters = 0;
     std::byte* pinned = nullptr;
     std::size_t max_ids = 0;
+  };
+  struct Stream {
+    CudaStream handle = nullptr;
+    TimeUs last_end = 0;  ///< when the end of its last launch was seen
   };
   struct PlaneInfo {
     std::uint64_t alignment_bits = 0;
@@ -77,6 +86,8 @@ class CudaPacker final : public Packer {
   Status launch(const PackJob& job);
   Status launch_with(Launch& launch, const PackJob& job);
   bool takes_bulk(const PackJob& job, const CopyArgs& args) const;
+  unsigned blocks_to_take() const;
+  CudaStream stream_of(const Launch& launch) const { return streams_[launch.stream].handle; }
 
   const Cache& cache_;
   std::shared_ptr<const CudaDevice> device_;
@@ -86,19 +97,19 @@ class CudaPacker final : public Packer {
   CudaModule module_ = nullptr;
   std::array<CudaFunction, 2> kernels_{};       // by Kind
   std::array<CudaFunction, 2> bulk_kernels_{};  // null where they are not used
-  CudaStream stream_ = nullptr;
+  std::vector<Stream> streams_;
   unsigned max_blocks_ = 0;
+  unsigned busy_blocks_ = 0;  // of what is in flight
   bool needs_flush_ = false;
   CudaPointer table_ = 0;                 // PlaneEntry of all groups, one after the other
   std::vector<std::size_t> first_plane_;  // by group: of its part of the table
   std::vector<PlaneInfo> planes_;         // as in the table
 
   std::vector<std::unique_ptr<Launch>> launches_;
-  std::vector<Launch*> free_;
-  std::deque<Launch*> in_flight_;  // in the order of the stream
+  std::deque<Launch*> free_;        // the longest free first, so that streams take turns
+  std::vector<Launch*> in_flight_;  // in the order of start
   std::size_t max_ids_ = kMinIds;
   std::vector<PackDone> failed_;  // in start()
-  TimeUs last_end_ = 0;
   Status lost_;
 };
 
@@ -125,8 +136,12 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   int least = 0;
   int greatest = 0;
   KVPUSH_TRY(cuda_.check(cuda_.stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));
-  KVPUSH_TRY(cuda_.check(cuda_.stream_create(&stream_, kCudaStreamNonBlocking, greatest),
-                         "cuStreamCreateWithPriority"));
+  for (unsigned i = std::min(kMaxStreams, max_blocks_); i > 0; --i) {
+    CudaStream stream = nullptr;
+    KVPUSH_TRY(cuda_.check(cuda_.stream_create(&stream, kCudaStreamNonBlocking, greatest),
+                           "cuStreamCreateWithPriority"));
+    streams_.push_back({stream});
+  }
   return upload_planes();
 }
 
@@ -185,9 +200,10 @@ Status CudaPacker::upload_planes() {
   if (table.empty()) return {};
   const std::size_t bytes = table.size() * sizeof(PlaneEntry);
   KVPUSH_TRY(cuda_.check(cuda_.mem_alloc(&table_, bytes), "cuMemAlloc"));
+  const CudaStream stream = streams_.front().handle;
   KVPUSH_TRY(
-      cuda_.check(cuda_.memcpy_async(table_, address_bits(table.data()), bytes, stream_), "cuMemcpyAsync"));
-  return cuda_.check(cuda_.stream_synchronize(stream_), "cuStreamSynchronize");
+      cuda_.check(cuda_.memcpy_async(table_, address_bits(table.data()), bytes, stream), "cuMemcpyAsync"));
+  return cuda_.check(cuda_.stream_synchronize(stream), "cuStreamSynchronize");
 }
 
 // At the end of a process the driver may be gone: then these calls do nothing, and there is nothing to do.
@@ -199,7 +215,7 @@ CudaPacker::~CudaPacker() {
     if (launch->pinned != nullptr) (void)cuda_.mem_free_host(launch->pinned);
   }
   if (table_ != 0) (void)cuda_.mem_free(table_);
-  if (stream_ != nullptr) (void)cuda_.stream_destroy(stream_);
+  for (const Stream& stream : streams_) (void)cuda_.stream_destroy(stream.handle);
   if (module_ != nullptr) (void)cuda_.module_unload(module_);
 }
 
@@ -211,15 +227,19 @@ void CudaPacker::start(PackJob job) {
 
 Status CudaPacker::launch(const PackJob& job) {
   const CudaScope scope(*device_);
-  if (free_.empty()) free_.push_back(launches_.emplace_back(std::make_unique<Launch>()).get());
-  Launch& launch = *free_.back();
+  if (free_.empty()) {
+    free_.push_back(launches_.emplace_back(std::make_unique<Launch>()).get());
+    free_.back()->stream = static_cast<unsigned>((launches_.size() - 1) % streams_.size());
+  }
+  Launch& launch = *free_.front();
   KVPUSH_TRY(prepare(launch, job.block_ids.size()));
   KVPUSH_TRY(flush_direct_writes(job));
   KVPUSH_TRY(launch_with(launch, job));
   // From here on the device may touch the job's memory: only its end ends the job.
-  launch.recorded = cuda_.check(cuda_.event_record(launch.ended, stream_), "cuEventRecord");
-  free_.pop_back();
+  launch.recorded = cuda_.check(cuda_.event_record(launch.ended, stream_of(launch)), "cuEventRecord");
+  free_.pop_front();
   in_flight_.push_back(&launch);
+  busy_blocks_ += launch.num_blocks;
   return {};
 }
 
@@ -232,7 +252,7 @@ Status CudaPacker::prepare(Launch& launch, std::size_t num_ids) {
     CudaPointer counters = 0;
     KVPUSH_TRY(cuda_.check(cuda_.mem_alloc(&counters, kCounterBytes), "cuMemAlloc"));
     const Status zeroed =
-        cuda_.check(cuda_.memset_async(counters, 0, kCounterBytes, stream_), "cuMemsetD8Async");
+        cuda_.check(cuda_.memset_async(counters, 0, kCounterBytes, stream_of(launch)), "cuMemsetD8Async");
     if (!zeroed.ok()) {
       (void)cuda_.mem_free(counters);
       return zeroed;
@@ -269,6 +289,12 @@ bool CudaPacker::takes_bulk(const PackJob& job, const CopyArgs& args) const {
          std::all_of(first, first + args.num_planes, [](const PlaneInfo& plane) { return plane.bulk; });
 }
 
+/// What boxes in flight have left of the SMs; a stream's part at least, so that each has a turn.
+unsigned CudaPacker::blocks_to_take() const {
+  const unsigned part = max_blocks_ / static_cast<unsigned>(streams_.size());
+  return std::max(part, max_blocks_ - std::min(max_blocks_, busy_blocks_));
+}
+
 Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
   auto* const ids = reinterpret_cast<std::int32_t*>(launch.pinned + kIdsOffset);
   std::copy(job.block_ids.begin(), job.block_ids.end(), ids);
@@ -291,14 +317,15 @@ Status CudaPacker::launch_with(Launch& launch, const PackJob& job) {
 
   const bool bulk = takes_bulk(job, args);
   const CudaFunction kernel = (bulk ? bulk_kernels_ : kernels_)[static_cast<std::size_t>(job.kind)];
-  const LaunchShape shape = launch_shape(packed_bytes(cache_, job.box) / args.chunk_bytes, max_blocks_,
+  const LaunchShape shape = launch_shape(packed_bytes(cache_, job.box) / args.chunk_bytes, blocks_to_take(),
                                          bulk ? kBulkThreadsPerBlock : kCopyThreadsPerBlock);
   args.batches_per_warp = shape.batches_per_warp;
   void* parameters[] = {&args};
+  launch.num_blocks = shape.num_blocks;
   launch.ticket = job.ticket;
   launch.started_at = monotonic_us();
-  return cuda_.check(cuda_.launch_kernel(kernel, shape.num_blocks, 1, 1, shape.num_threads, 1, 1, 0, stream_,
-                                         parameters, nullptr),
+  return cuda_.check(cuda_.launch_kernel(kernel, shape.num_blocks, 1, 1, shape.num_threads, 1, 1, 0,
+                                         stream_of(launch), parameters, nullptr),
                      "cuLaunchKernel");
 }
 
@@ -307,30 +334,38 @@ void CudaPacker::poll(std::vector<PackDone>& done) {
   failed_.clear();
   if (in_flight_.empty()) return;
   const CudaScope scope(*device_);
-  while (!in_flight_.empty()) {
-    Launch& launch = *in_flight_.front();
+  unsigned waiting = 0;  // bits of streams that have not come further
+  std::erase_if(in_flight_, [&](Launch* launch) {
+    const unsigned bit = 1U << launch->stream;
+    if (!lost_.ok() || (waiting & bit) != 0) return false;
+    Stream& stream = streams_[launch->stream];
     // Without its event: when the stream has nothing to do any more, so later jobs only delay it.
     const CudaCode code =
-        launch.recorded.ok() ? cuda_.event_query(launch.ended) : cuda_.stream_query(stream_);
-    if (code == kCudaNotReady) return;
-    if (code != kCudaOk) {
-      lost_ = cuda_.check(code, "the CUDA device failed: cuEventQuery");
-      break;
+        launch->recorded.ok() ? cuda_.event_query(launch->ended) : cuda_.stream_query(stream.handle);
+    if (code == kCudaNotReady) {
+      waiting |= bit;
+      return false;
     }
+    lost_ = cuda_.check(code, "the CUDA device failed: cuEventQuery");
+    if (!lost_.ok()) return false;
     std::uint64_t checksum = 0;
-    std::memcpy(&checksum, launch.pinned, sizeof(checksum));
+    std::memcpy(&checksum, launch->pinned, sizeof(checksum));
     const TimeUs now = monotonic_us();
-    done.push_back({launch.ticket, checksum, now - std::max(launch.started_at, last_end_), launch.recorded});
-    last_end_ = now;
-    free_.push_back(&launch);
-    in_flight_.pop_front();
-  }
+    done.push_back(
+        {launch->ticket, checksum, now - std::max(launch->started_at, stream.last_end), launch->recorded});
+    stream.last_end = now;
+    busy_blocks_ -= launch->num_blocks;
+    free_.push_back(launch);
+    return true;
+  });
+  if (lost_.ok()) return;
   // After an error of the device none of its work runs any more.
   for (Launch* launch : in_flight_) {
     done.push_back({launch->ticket, 0, 0, lost_});
     free_.push_back(launch);
   }
   in_flight_.clear();
+  busy_blocks_ = 0;
 }
 
 }  // namespace
