@@ -68,10 +68,13 @@ step environment 30 bash -c environment
 step install 150 bash -c install_kvpush
 step doctor 60 "$venv/bin/kvpush" doctor --json
 step tests 90 "$venv/bin/python" -m pytest -q -rs -m gpu tests/gpu -k 'not read_right'
+boxes=(--run-blocks 1 --total-bytes 512MiB --cache-bytes 512MiB)
+KVPUSH_CUDA_SMS=1024 bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB --box-bytes 64MiB "${boxes[@]}"
+KVPUSH_CUDA_SMS=1024 bench pack-boxes pack --device cuda --block-bytes 4KiB --box-bytes 1MiB,16MiB,64MiB --in-flight 1,8 "${boxes[@]}"
+KVPUSH_CUDA_SMS=1024 KVPUSH_CUDA_BULK=1 bench pack-bulk pack --device cuda --block-bytes 4KiB,64KiB --box-bytes 1MiB,64MiB "${boxes[@]}"
+KVPUSH_CUDA_SMS=2 bench pack-2-sms pack --device cuda --block-bytes 4KiB --box-bytes 1MiB,64MiB "${boxes[@]}"
+bench pack-default pack --device cuda --block-bytes 4KiB "${boxes[@]}"
 sizes=(--total-bytes 256MiB --cache-bytes 512MiB)
-KVPUSH_CUDA_SMS=1024 bench pack pack --device cuda --block-bytes 1KiB,4KiB,16KiB,64KiB "${sizes[@]}"
-KVPUSH_CUDA_SMS=1024 KVPUSH_CUDA_BULK=1 bench pack-bulk pack --device cuda --block-bytes 4KiB,64KiB "${sizes[@]}"
-KVPUSH_CUDA_SMS=2 bench pack-2-sms pack --device cuda --block-bytes 4KiB "${sizes[@]}"
 bench transfer transfer --device cuda --block-bytes 4KiB,64KiB --run-blocks 1,0 "${sizes[@]}"
 KVPUSH_CUDA_BULK=1 step tests-bulk 60 "$venv/bin/python" -m pytest -q -rs -m gpu tests/gpu -k 'every_byte or processes or bulk'
 if command -v compute-sanitizer > /dev/null; then

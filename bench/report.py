@@ -20,7 +20,7 @@ from rich.table import Table
 # What makes two rows the same measurement; a kind of row has some of them.
 KEY = (
     *("kind", "arm", "transport", "ucx_tls", "block_bytes", "run_blocks", "num_layers", "total_bytes"),
-    *("concurrency", "idle_ms", "threads", "requests"),
+    *("concurrency", "idle_ms", "threads", "box_bytes", "in_flight", "requests"),
     *("shape", "free_list", "prompt_tokens", "device"),
 )
 ENVIRONMENT = ("commit", "kvpush", "nixl", "cpu", "num_cpus", "time")
@@ -43,6 +43,8 @@ def read(path: Path) -> tuple[dict, dict[tuple, list[dict]]]:
             kind = row["kind"]
         except (ValueError, KeyError, TypeError):
             raise ReportError(f"{path}:{number}: no row of `kvpush bench --json`") from None
+        if kind == "pack":  # before these could be chosen
+            row = {"box_bytes": 1 << 20, "in_flight": 8} | row
         if kind == "environment":
             environment = row
         else:

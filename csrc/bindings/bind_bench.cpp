@@ -22,29 +22,20 @@ class BenchPacker {
     packer_ = packer_from(config, *cache_, device_from(config, cache_->device));
   }
 
-  /// Returns when all jobs have ended, with the first error of any.
-  Status run(PackJob::Kind kind, const std::vector<Part>& parts) {
-    for (const auto& [begin, end, ids, dense] : parts) {
-      PackJob job;
-      job.kind = kind;
-      job.box.plane_begin = begin;
-      job.box.plane_end = end;
-      job.box.head_end = static_cast<std::uint32_t>(cache_->groups.front().planes.front().num_heads);
-      job.box.pos_end = static_cast<std::uint32_t>(ids.size());
-      job.block_ids = ids;
-      job.dense = reinterpret_cast<std::byte*>(dense);  // NOLINT(performance-no-int-to-ptr): from Python
-      packer_->start(job);
-    }
+  /// Returns when all jobs have ended, with the first error of any. No more than `in_flight` run at a time.
+  Status run(PackJob::Kind kind, const std::vector<Part>& parts, std::size_t in_flight) {
     Status first;
     std::vector<PackDone> done;
-    for (std::size_t left = parts.size(); left > 0;) {
+    std::size_t next = 0;
+    for (std::size_t ended = 0; ended < parts.size();) {
+      for (; next < parts.size() && next - ended < in_flight; ++next) start(kind, parts[next]);
       done.clear();
       packer_->poll(done);
       for (const PackDone& one : done) {
         if (first.ok()) first = one.status;
       }
-      left -= done.size();
-      if (left == 0) break;
+      ended += done.size();
+      if (!done.empty()) continue;
       pollfd readable{packer_->wait_fd(), POLLIN, 0};
       if (readable.fd >= 0) ::poll(&readable, 1, -1);
     }
@@ -52,17 +43,31 @@ class BenchPacker {
   }
 
  private:
+  void start(PackJob::Kind kind, const Part& part) {
+    const auto& [begin, end, ids, dense] = part;
+    PackJob job;
+    job.kind = kind;
+    job.box.plane_begin = begin;
+    job.box.plane_end = end;
+    job.box.head_end = static_cast<std::uint32_t>(cache_->groups.front().planes.front().num_heads);
+    job.box.pos_end = static_cast<std::uint32_t>(ids.size());
+    job.block_ids = ids;
+    job.dense = reinterpret_cast<std::byte*>(dense);  // NOLINT(performance-no-int-to-ptr): from Python
+    packer_->start(job);
+  }
+
   std::unique_ptr<const Cache> cache_;
   std::unique_ptr<Packer> packer_;  // works on cache_
 };
 
-TimeUs timed(BenchPacker& packer, bool unpack, const std::vector<Part>& parts) {
+TimeUs timed(BenchPacker& packer, bool unpack, const std::vector<Part>& parts, std::size_t in_flight) {
+  if (in_flight == 0) raise({Code::kInvalidArgument, "in_flight is 0: nothing would ever start"});
   Status status;
   TimeUs taken = 0;
   {
     const py::gil_scoped_release release;
     const TimeUs begin = monotonic_us();
-    status = packer.run(unpack ? PackJob::Kind::kUnpack : PackJob::Kind::kPack, parts);
+    status = packer.run(unpack ? PackJob::Kind::kUnpack : PackJob::Kind::kPack, parts, in_flight);
     taken = monotonic_us() - begin;
   }
   check(status);
@@ -133,8 +138,9 @@ void bind_bench(py::module_& module) {
 
 Takes kvpush.Cache.to_core() and kvpush.Config.to_core().)")
       .def(py::init<const py::dict&, const py::dict&>(), py::arg("cache"), py::arg("config"))
-      .def("run", &timed, py::arg("unpack"), py::arg("parts"),
-           R"(Packs, or unpacks, and returns the microseconds until the last part has ended.
+      .def(
+          "run", &timed, py::arg("unpack"), py::arg("parts"), py::arg("in_flight"),
+          R"(Packs, or unpacks, and returns the microseconds until the last part has ended; `in_flight` at a time.
 
 A part is (first plane, last plane + 1, block ids, address of the dense form) of group 0, all heads. The caller
 sees to it that the dense form has room. Raises InvalidArgument for a part that does not lie within the cache.)");

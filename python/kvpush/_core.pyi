@@ -101,7 +101,9 @@ class BenchPacker:
     """The packer by itself; parts are (first plane, last plane + 1, block ids, address of the dense form)."""
 
     def __init__(self, cache: Mapping[str, Any], config: Mapping[str, Any]) -> None: ...
-    def run(self, unpack: bool, parts: Sequence[tuple[int, int, Sequence[int], int]]) -> int: ...
+    def run(
+        self, unpack: bool, parts: Sequence[tuple[int, int, Sequence[int], int]], in_flight: int
+    ) -> int: ...
 
 class BenchBuffer:
     """Memory of CUDA device 0; the arrays are uint8 [num_bytes], contiguous."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -321,7 +322,15 @@ def test_pack() -> None:
     assert [row["arm"] for row in rows[:3]] == ["memcpy", "pack", "unpack"]
     assert len(rows) == 3 * 2 * 2 * 2
     assert all(row["gb_per_s"] > 0 and row["share_of_memcpy"] > 0 for row in rows)
-    assert "pack GB/s" in bench("pack", *args).stdout
+    assert "8 x 1 MiB" in bench("pack", *args).stdout
+
+
+def test_pack_with_boxes_of_several_sizes() -> None:
+    args = ("--block-bytes", "4KiB", "--run-blocks", "1", "--num-layers", "3", "--total-bytes", "3MiB")
+    boxes = ("--box-bytes", "1KiB,64KiB,2MiB", "--in-flight", "1,3", "--threads", "2", "--rounds", "1")
+    rows = rows_of(bench("pack", *args, *boxes, "--json"))
+    shapes = [(row["box_bytes"], row["in_flight"]) for row in rows if row["arm"] == "pack"]
+    assert shapes == list(itertools.product((1024, 65536, 2 << 20), (1, 3)))
 
 
 def test_pack_refuses_what_is_not_in_the_cache() -> None:
@@ -330,7 +339,9 @@ def test_pack_refuses_what_is_not_in_the_cache() -> None:
     packer = kvpush._core.BenchPacker(cache.to_core(), kvpush.Config().to_core())
     dense = np.zeros(4096, np.uint8)
     with pytest.raises(kvpush.InvalidArgument, match="block id 4"):
-        packer.run(False, [(0, 1, [4], dense.ctypes.data)])
+        packer.run(False, [(0, 1, [4], dense.ctypes.data)], 1)
+    with pytest.raises(kvpush.InvalidArgument, match="in_flight is 0"):
+        packer.run(False, [], 0)
 
 
 @pytest.mark.parametrize("name", ["pack", "transfer"])

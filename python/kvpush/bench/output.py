@@ -68,8 +68,8 @@ def _ratio(value: float | None, unit: str) -> str:
 def print_pack(rows: Sequence[dict[str, Any]]) -> None:
     """Print all rows of ``bench pack`` as one table."""
     table = Table(title="pack and unpack alone", title_justify="left")
-    for name in ("blocks of", "in runs of", "layers", "bytes", "threads"):
-        table.add_column(name, justify="right")
+    for name in ("blocks of", "in runs of", "layers", "bytes", "boxes", "threads"):
+        table.add_column(name, justify="right", no_wrap=name in ("bytes", "boxes"))
     for arm in _PACK_ARMS:
         table.add_column(f"{arm} GB/s", justify="right")
     for arm in _PACK_ARMS[1:]:
@@ -82,6 +82,7 @@ def print_pack(rows: Sequence[dict[str, Any]]) -> None:
             str(row["run_blocks"] or "all"),
             str(row["num_layers"]),
             size(row["total_bytes"]),
+            f"{row['in_flight']} x {size(row['box_bytes'])}",
             str(row["threads"]),
             *(f"{by_arm[arm]['gb_per_s']:.3g}" for arm in _PACK_ARMS),
             *(_ratio(by_arm[arm]["share_of_memcpy"], "%") for arm in _PACK_ARMS[1:]),

@@ -1,5 +1,6 @@
 """``kvpush bench pack``: pack and unpack alone, through the packer that engines use, beside memcpy."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,9 @@ from kvpush.bench.pair import BenchError
 from kvpush.bench.tables import block_spans, compare, fill_source, make_batches, poison
 from kvpush.config import Config
 
-SLOT_BYTES = MIB
-# As an engine's landing: the dense side of the copies is a ring of so many slots.
-NUM_SLOTS = 8
+# As an engine's by default: the slots of a session's landing, and so the boxes of it that are copied at once.
+BOX_BYTES = MIB
+IN_FLIGHT = 8
 
 
 def run(
@@ -24,8 +25,10 @@ def run(
     rounds: int,
     progress: Callable[[int, int, str], None] = lambda done, of, text: None,
     device: str = "cpu",
+    boxes: Sequence[int] = (BOX_BYTES,),
+    in_flight: Sequence[int] = (IN_FLIGHT,),
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of one case and number of threads after another: memcpy, pack, unpack, by turns.
+    """Yield the rows of one combination after another: memcpy, pack, unpack, by turns.
 
     Parameters
     ----------
@@ -37,6 +40,10 @@ def run(
         Of each; the first, which is verified, is not counted.
     device : {"cpu", "cuda"}
         Where caches and slots are. On a GPU memcpy is the driver's copy within the device.
+    boxes : sequence of int
+        Bytes that are copied by one job, at most; one block at least.
+    in_flight : sequence of int
+        Jobs at a time.
 
     Raises
     ------
@@ -49,32 +56,42 @@ def run(
         fill_source(content)
     with target.edit() as content:
         poison(content, None)
-    total = len(cases) * len(threads) * (rounds + 1)
+    combinations = list(itertools.product(cases, threads, boxes, in_flight))
+    total = len(combinations) * (rounds + 1)
     done = 0
-    for case in cases:
-        for count in threads:
-            one = _Case(case, count, source, target)
-            measured: dict[str, list[float]] = {"memcpy": [], "pack": [], "unpack": []}
-            one.verify()
-            for number in range(rounds + 1):
-                progress(done, total, f"{case.label}, {count} threads")
-                done += 1
-                for arm, seconds in one.round(number).items():
-                    if number:
-                        measured[arm].append(case.total_bytes / seconds / 1e9)
-            yield _rows(case, count, device, measured)
+    for case, num_threads, box_bytes, num_jobs in combinations:
+        one = _Case(case, num_threads, box_bytes, num_jobs, source, target)
+        measured: dict[str, list[float]] = {"memcpy": [], "pack": [], "unpack": []}
+        one.verify()
+        for number in range(rounds + 1):
+            progress(done, total, f"{case.label}, {num_threads} threads")
+            done += 1
+            for arm, seconds in one.round(number).items():
+                if number:
+                    measured[arm].append(case.total_bytes / seconds / 1e9)
+        shape = {
+            "threads": num_threads,
+            "device": device,
+            "box_bytes": box_bytes,
+            "in_flight": num_jobs,
+        }
+        yield _rows(case, shape, measured)
 
 
 class _Case:
     """The packers of one geometry over the two caches."""
 
-    def __init__(self, case: Case, threads: int, source: Memory, target: Memory) -> None:
+    def __init__(
+        self, case: Case, threads: int, box_bytes: int, in_flight: int, source: Memory, target: Memory
+    ) -> None:
         self._case = case
+        self._box_bytes = max(box_bytes, case.block_bytes)
+        self._in_flight = in_flight
         self._source, self._target = source, target
         config = Config.from_env(pack_threads=threads).to_core()
         self._packer = _core.BenchPacker(make_cache(case, source).to_core(), config)
         self._unpacker = _core.BenchPacker(make_cache(case, target).to_core(), config)
-        self._ring = allocate(source.kind, NUM_SLOTS * max(SLOT_BYTES, case.block_bytes))
+        self._ring = allocate(source.kind, max(IN_FLIGHT, in_flight) * self._box_bytes)
         with self._ring.edit() as content:
             content[:] = 0
 
@@ -86,8 +103,8 @@ class _Case:
         spans = block_spans(case, batches)
         with self._target.edit() as content:
             poison(content, spans)
-        self._packer.run(False, self._parts(transfer.sources, dense))
-        self._unpacker.run(True, self._parts(transfer.targets, dense))
+        self._packer.run(False, self._parts(transfer.sources, dense), self._in_flight)
+        self._unpacker.run(True, self._parts(transfer.targets, dense), self._in_flight)
         with self._target.edit() as content:
             problem = compare(content, spans, everywhere=False)
         if problem:
@@ -102,8 +119,8 @@ class _Case:
         begin = (number * case.total_bytes) % max(1, case.cache_bytes - case.total_bytes + 1)
         return {
             "memcpy": self._memcpy(begin),
-            "pack": max(1, self._packer.run(False, pack)) / 1e6,
-            "unpack": max(1, self._unpacker.run(True, unpack)) / 1e6,
+            "pack": max(1, self._packer.run(False, pack, self._in_flight)) / 1e6,
+            "unpack": max(1, self._unpacker.run(True, unpack, self._in_flight)) / 1e6,
         }
 
     def _memcpy(self, begin: int) -> float:
@@ -115,16 +132,16 @@ class _Case:
         at, left, slot = begin, self._case.total_bytes, 0
         started = time.monotonic_ns()
         while left > 0:
-            part = min(left, SLOT_BYTES)
-            self._ring.copy(slot % NUM_SLOTS * SLOT_BYTES, self._source, at, part)
+            part = min(left, self._box_bytes)
+            self._ring.copy(slot % IN_FLIGHT * self._box_bytes, self._source, at, part)
             at, left, slot = at + part, left - part, slot + 1
         return (time.monotonic_ns() - started) / 1e9
 
     def _parts(self, ids: Any, dense: Memory) -> list[tuple[int, int, list[int], int]]:
-        """Cut a transfer into what fits into a slot each: some positions of one layer, or of several."""
+        """Cut a transfer into boxes that fit: some positions of one layer, or all of several."""
         case = self._case
-        positions = max(1, min(len(ids), SLOT_BYTES // case.block_bytes))
-        planes = max(1, SLOT_BYTES // (len(ids) * case.block_bytes)) if positions == len(ids) else 1
+        positions = max(1, min(len(ids), self._box_bytes // case.block_bytes))
+        planes = max(1, self._box_bytes // (len(ids) * case.block_bytes)) if positions == len(ids) else 1
         parts, at = [], 0
         for plane in range(0, case.num_layers, planes):
             last = min(case.num_layers, plane + planes)
@@ -138,7 +155,7 @@ class _Case:
         return parts
 
 
-def _rows(case: Case, threads: int, device: str, measured: dict[str, list[float]]) -> list[dict[str, Any]]:
+def _rows(case: Case, shape: dict[str, Any], measured: dict[str, list[float]]) -> list[dict[str, Any]]:
     copy = statistics.median(measured["memcpy"])
     return [
         {
@@ -148,8 +165,7 @@ def _rows(case: Case, threads: int, device: str, measured: dict[str, list[float]
             "run_blocks": case.run_blocks,
             "num_layers": case.num_layers,
             "total_bytes": case.total_bytes,
-            "threads": threads,
-            "device": device,
+            **shape,
             "gb_per_s": round(statistics.median(rates), 4),
             "gb_per_s_min": round(min(rates), 4),
             "gb_per_s_max": round(max(rates), 4),

@@ -79,6 +79,8 @@ def pack(
     total_bytes: Annotated[str, typer.Option(help="Bytes of one pack.")] = "64MiB",
     cache_bytes: Annotated[str, typer.Option(help="Size of each of the two caches.")] = "0",
     threads: Annotated[str, typer.Option(help="Threads that copy, 0 for the caller's: a list.")] = "0",
+    box_bytes: Annotated[str, typer.Option(help="Bytes that one job copies, as a slot's: a list.")] = "1MiB",
+    in_flight: Annotated[str, typer.Option(help="Jobs at a time: a list.")] = "8",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 10,
     device: _Device = "cpu",
     as_json: _Json = False,
@@ -99,8 +101,9 @@ def pack(
             [],
         )
         cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
+        boxes, jobs = parse_sizes("box-bytes", box_bytes), parse_sizes("in-flight", in_flight)
         with _bar() as show:
-            batches = run(cases, parse_sizes("threads", threads), rounds, show, _device(device))
+            batches = run(cases, parse_sizes("threads", threads), rounds, show, _device(device), boxes, jobs)
             _emit(batches, as_json, lambda lines: print_pack([r for r in lines if r["kind"] == "pack"]))
 
 
