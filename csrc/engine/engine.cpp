@@ -74,6 +74,22 @@ Status Engine::submit(Command command) {
   return submit_locked(std::move(command));
 }
 
+/// Not under the lock: the driver may take long, and the progress thread needs the lock. Once the engine is
+/// closing, the packer forgets the fence by itself.
+Result<FenceId> Engine::capture(std::uint64_t event) {
+  if (event == 0) return FenceId{0};
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return closed_status();
+    ++num_captures_;
+  }
+  Result<FenceId> fence = parts_.packer->capture(event);
+  const std::lock_guard lock(mutex_);
+  --num_captures_;
+  captured_.notify_all();
+  return fence;
+}
+
 template <typename T>
 T Engine::ask(std::function<T(Core&, TimeUs)> question, T when_closed) {
   auto promise = std::make_shared<std::promise<T>>();
@@ -132,11 +148,9 @@ Result<HandleId> Engine::push(const std::string& key, Bytes digest) {
 Status Engine::advance(HandleId push, BlockIds ids, std::uint64_t after) {
   if (forked()) return closed_status();
   KVPUSH_TRY(registry_.check_ids(ids));
-  const std::lock_guard lock(mutex_);
-  // Until it is closing, the packer is there.
-  if (closing_) return closed_status();
-  const Result<FenceId> fence = parts_.packer->capture(after);
+  const Result<FenceId> fence = capture(after);
   if (!fence.ok()) return fence.status();
+  const std::lock_guard lock(mutex_);
   return submit_locked([push, ids = std::move(ids), fence = fence.value()](Core& core, TimeUs now) {
     core.gate().advance(push, ids, fence, now, core.actions());
   });
@@ -213,22 +227,24 @@ Result<std::pair<HandleId, TransferId>> Engine::receive(const SessionId& session
     return Status(Code::kInvalidArgument,
                   "the holes split blocks into more ranges than one OPEN can name; receive in several keys");
   }
+  const Result<FenceId> fence = capture(after);
+  if (!fence.ok()) return fence.status();
   const std::lock_guard lock(mutex_);
   if (closing_) return closed_status();
+  const auto refused = [&](Status status) {
+    parts_.packer->drop(fence.value());
+    return status;
+  };
   // A claim that its session outlived still ends with an event; only a new transfer needs an open session.
-  if (claim == 0) KVPUSH_TRY(registry_.check_session(session));
+  if (claim == 0) {
+    if (Status status = registry_.check_session(session); !status.ok()) return refused(std::move(status));
+  }
   const HandleId handle = next_handle_;
   // The claim's room becomes the receive's; a refused call leaves the claim open.
   const bool claimed = registry_.remove_claim(claim);
   if (Status status = registry_.add_receive(handle, destination); !status.ok()) {
     if (claimed) (void)registry_.add_claim(claim);
-    return status;
-  }
-  const Result<FenceId> fence = parts_.packer->capture(after);
-  if (!fence.ok()) {
-    registry_.remove(handle);
-    if (claimed) (void)registry_.add_claim(claim);
-    return fence.status();
+    return refused(std::move(status));
   }
   ++next_handle_;
   const TransferId transfer = claim != 0 ? claim : next_transfer_++;
@@ -313,9 +329,16 @@ void Engine::run() {
     if (!commanded && !progressed) wait(now, deadline);
   }
   pending_.clear();
-  // Ends with the copy that runs: after close() the cache's memory is the caller's.
-  parts_.packer.reset();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const std::chrono::microseconds left(std::max(deadline - monotonic_us(), TimeUs{0}));
+  if (captured_.wait_for(lock, left, [this] { return num_captures_ == 0; })) {
+    lock.unlock();
+    // Ends with the copy that the CPU runs: after close() the cache's memory is the caller's.
+    parts_.packer.reset();
+    lock.lock();
+  } else {
+    log(LogLevel::kError, "engine closed while a call waits in the driver: its packer ends with the engine");
+  }
   if (!core_->quiet()) {
     log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
     [[maybe_unused]] const Core* core = core_.release();

@@ -95,6 +95,7 @@ class Engine {
   template <typename T>
   T ask(std::function<T(Core&, TimeUs)> question, T when_closed);
   Status submit_locked(Command command);
+  Result<FenceId> capture(std::uint64_t event);
 
   const pid_t pid_ = ::getpid();
   std::unique_ptr<const Cache> cache_;
@@ -113,6 +114,8 @@ class Engine {
   Registry registry_;
   HandleId next_handle_ = 1;
   TransferId next_transfer_ = 1;
+  unsigned num_captures_ = 0;  ///< under way: the packer must not end
+  std::condition_variable captured_;
   bool closing_ = false;
   bool closed_ = false;
 

@@ -118,6 +118,10 @@ struct CudaDriver {
   [[nodiscard]] Status check(CudaCode code, const char* call) const;
 };
 
+/// Whether the context is of no use any more after `code`: none of its work runs, and each later call fails.
+/// After any other code its work goes on.
+[[nodiscard]] bool ends_context(CudaCode code);
+
 /// Loads the driver at `path`, by default libcuda.so.1 as the loader finds it, for the rest of the process,
 /// and initialises it. Errors:  Unsupported (no driver, a function is missing, or it does not initialise: no
 /// GPU), with the reason. Threads: any.

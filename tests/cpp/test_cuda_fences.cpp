@@ -110,6 +110,38 @@ TEST(dropped_fences_are_used_again_once_they_have_passed) {
   CHECK(fake().count("cuStreamCreateWithPriority") <= 4);
 }
 
+TEST(many_fences_take_one_stream) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  fake().hold(user.stream);
+  user.record();
+  const long before = fake().count("cuStreamCreateWithPriority");
+  std::vector<FenceId> fences;
+  for (int i = 0; i < 64; ++i) fences.push_back(bench.packer->capture(user.handle()).value());
+  CHECK_EQ(fake().count("cuStreamCreateWithPriority"), before + 1);
+  fake().release(user.stream);
+  for (int i = 0; i < 1000; ++i) {
+    std::erase_if(fences, [&](FenceId fence) { return bench.packer->passed(fence); });
+  }
+  CHECK(fences.empty());
+}
+
+TEST(a_fence_that_cannot_be_asked_does_not_pass) {
+  fake().reset();
+  const Bench bench;
+  const GpuStream user(bench.device);
+  fake().hold(user.stream);
+  user.record();
+  const FenceId fence = bench.packer->capture(user.handle()).value();
+  fake().fail("cuEventQuery", 1, 400);
+  CHECK(!bench.packer->passed(fence));
+  fake().release(user.stream);
+  bool passed = false;
+  for (int i = 0; i < 10 && !passed; ++i) passed = bench.packer->passed(fence);
+  CHECK(passed);
+}
+
 TEST(captures_of_many_threads) {
   fake().reset();
   const Bench bench;

@@ -469,6 +469,44 @@ TEST(a_lost_device_ends_every_job_and_refuses_later_ones) {
   CHECK_EQ(fake().count("cuLaunchKernel"), num_launches);
 }
 
+TEST(an_error_that_leaves_the_device_alive_fails_one_job_after_its_copy) {
+  fake().reset();
+  const Bench bench;
+  const auto before = bench.slots[0]->copy();
+  for (std::size_t i = 0; i < 2; ++i) bench.packer->start(bench.job(i));
+  fake().fail("cuEventQuery", 1, 1);
+  fake().fail("cuStreamQuery", 1, 400);
+  std::vector<PackDone> done;
+  for (int i = 0; i < 2; ++i) bench.packer->poll(done);
+  CHECK(done.empty());
+  CHECK(bench.slots[0]->copy() == before);
+  done = poll_for(*bench.packer, 2);
+  CHECK_EQ(done.at(0).status.code(), Code::kTransport);
+  CHECK(done.at(0).status.message().find("CUDA_ERROR_INVALID_VALUE") != std::string::npos);
+  CHECK(done.at(1).status.ok());
+  CHECK(bench.slots[0]->copy() != before);
+  bench.packer->start(bench.job(2));
+  CHECK(poll_for(*bench.packer, 1).at(0).status.ok());
+}
+
+TEST(a_packer_that_ends_before_its_kernels_keeps_what_they_use) {
+  fake().reset();
+  Bench bench;
+  const auto before = bench.slots[1]->copy();
+  for (std::size_t i = 0; i < 2; ++i) bench.packer->start(bench.job(i));
+  fake().reset();
+  bench.packer.reset();
+  for (const char* symbol : {"cuMemFree_v2", "cuMemFreeHost", "cuStreamDestroy_v2", "cuModuleUnload",
+                             "cuStreamSynchronize", "cuDevicePrimaryCtxRelease_v2"}) {
+    CHECK_EQ(fake().count(symbol), 0);
+  }
+  // The fake dies where a kernel touches memory that is gone.
+  const GpuStream user(bench.device);
+  const CudaScope scope(*bench.device);
+  for (int i = 0; i < 10; ++i) (void)bench.device->driver().event_query(user.event);
+  CHECK(bench.slots[1]->copy() != before);
+}
+
 // Once per symbol, per call of it, and per code: the packer is not made, or every job ends once; and all is
 // given back.
 TEST(every_failing_call_ends_in_a_status_and_leaks_nothing) {
@@ -497,8 +535,15 @@ TEST(every_failing_call_ends_in_a_status_and_leaks_nothing) {
     bool all_ok = true;
     std::map<TicketId, int> ends;
     for (TicketId round = 0; round < 2; ++round) {
+      // Its record may meet the fault.
+      fake().hold(user.stream);
+      {
+        const CudaScope scope(*device);
+        all_ok = device->driver().event_record(user.event, user.stream) == kCudaOk && all_ok;
+      }
       const Result<FenceId> waited = packer.value()->capture(user.handle());
       const Result<FenceId> dropped = packer.value()->capture(user.handle());
+      fake().release(user.stream);
       all_ok = all_ok && waited.ok() && dropped.ok();
       for (TicketId i = 0; i < 3; ++i) {
         const auto kind = i == 1 ? PackJob::Kind::kUnpack : PackJob::Kind::kPack;

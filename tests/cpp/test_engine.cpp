@@ -1,6 +1,7 @@
 // Engines with their threads, over shared memory.
 #include <atomic>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -355,6 +356,64 @@ TEST(a_refused_event_leaves_nothing_half_done) {
   CHECK(p.engine->finish(push.value()).ok());
   CHECK(d.collect(1));
   CHECK(d.holds(8, 12));
+}
+
+TEST(a_capture_that_takes_long_holds_up_nobody_else) {
+  Worker d;
+  Worker p;
+  const SessionId session = connect(d, p);
+  const auto push = p.engine->push("k", digest());
+  // What the driver does in another thread's call: the engine goes on, and ends only after it.
+  std::promise<void> entered;
+  std::promise<void> leave;
+  p.packer->in_capture = [&] {
+    entered.set_value();
+    leave.get_future().wait();
+  };
+  Status taken;
+  std::jthread caller([&] { taken = p.engine->advance(push.value(), {{1, 2}}, 5); });
+  entered.get_future().wait();
+  const auto other = p.engine->push("other", digest());
+  CHECK(other.ok());
+  CHECK(p.engine->advance(other.value(), {{3}}).ok());
+  CHECK(p.engine->finish(other.value()).ok());
+  CHECK(d.engine->receive(session, 0, "other", digest(), {{{8}}, {0}}).ok());
+  CHECK(d.collect(1) && p.collect(1));
+  std::jthread closer([&] { p.engine->close(); });
+  while (!p.engine->closed()) std::this_thread::yield();
+  leave.set_value();
+  caller.join();
+  closer.join();
+  CHECK_EQ(taken.code(), Code::kClosed);
+}
+
+TEST(close_waits_for_a_capture_up_to_its_deadline) {
+  EngineConfig config;
+  config.close_timeout_us = 1000;
+  Worker p(config);
+  const auto push = p.engine->push("k", digest());
+  std::promise<void> entered;
+  std::promise<void> leave;
+  p.packer->in_capture = [&] {
+    entered.set_value();
+    leave.get_future().wait();
+  };
+  Status taken;
+  std::jthread caller([&] { taken = p.engine->advance(push.value(), {{1, 2}}, 5); });
+  entered.get_future().wait();
+  p.engine->close();
+  leave.set_value();
+  caller.join();
+  CHECK_EQ(taken.code(), Code::kClosed);
+}
+
+TEST(a_refused_receive_leaves_no_fence) {
+  Worker d;
+  Worker p;
+  const SessionId session = connect(d, p);
+  CHECK(!d.engine->receive(session, 0, "k", digest(), {{{kNumBlocks}}, {0}}, 6).ok());
+  CHECK(!d.engine->receive(SessionId{}, 0, "k", digest(), {{{8}}, {0}}, 6).ok());
+  CHECK_EQ(d.packer->num_fences(), 0U);
 }
 
 TEST(retract_and_close_wait_for_no_event) {

@@ -15,8 +15,7 @@ extern "C" {
 
 /// The nth call of `symbol` from now on (1: the next) returns `code`; nth 0: no more; nth < 0: every call.
 /// One that releases something releases it all the same, as the real ones may. Codes of a broken device (719,
-/// for example), and any code of a call that reports on earlier work (cuEventQuery, cuStreamQuery,
-/// cuStreamSynchronize), break the device: nothing runs any more and everything returns that code.
+/// for example) break it: nothing runs any more and everything returns that code.
 void fake_cuda_fail(const char* symbol, int nth, int code);
 /// How often `symbol` was called, or the kernel of that name launched, since the last reset; "blocks": of all
 /// launches.

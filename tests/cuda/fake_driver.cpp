@@ -238,10 +238,11 @@ FAKE_CUDA_EXPORT CudaCode cuStreamQuery(CudaStream stream) {
 }
 
 FAKE_CUDA_EXPORT CudaCode cuStreamSynchronize(CudaStream stream) {
-  FAKE_CUDA_ENTER(cuStreamSynchronize, kContext);
+  FAKE_CUDA_ENTER_RELEASE(cuStreamSynchronize, kContext);
   CudaStreamObject* const queue = find_stream(stream);
   if (queue == nullptr) return kInvalidHandle;
   advance(true);
+  if (call.code != kCudaOk) return call.code;
   if (!queue->ops.empty()) die("cuStreamSynchronize waits for work that nobody ends");
   return kCudaOk;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 
 #include "fake_cuda.hpp"
 #include "play_copy.hpp"
@@ -17,11 +16,9 @@ bool needs_are_met(Call::Needs needs) {
 }
 
 /// After these a context is of no use (cuda.h: "the context cannot be used").
-bool breaks_device(std::string_view symbol, CudaCode code) {
-  if (code == kCudaNotReady) return false;
-  return symbol == "cuEventQuery" || symbol == "cuStreamQuery" || symbol == "cuStreamSynchronize" ||
-         code == 46 || code == 214 || code == 220 || code == 700 || code == 702 ||
-         (code >= 714 && code <= 720);
+bool breaks_device(CudaCode code) {
+  return code == 214 || code == 220 || code == 226 || code == 700 || code == 702 || code == 709 ||
+         code == 710 || (code >= 714 && code <= 719) || code == 721;
 }
 
 CudaCode fault_of(const char* symbol, Call::Needs needs) {
@@ -34,7 +31,7 @@ CudaCode fault_of(const char* symbol, Call::Needs needs) {
   if (found->second.nth > 0 && --found->second.nth > 0) return kCudaOk;
   const CudaCode code = found->second.code;
   if (found->second.nth == 0) s.faults.erase(found);
-  if (breaks_device(symbol, code)) s.broken = code;
+  if (breaks_device(code)) s.broken = code;
   return code;
 }
 

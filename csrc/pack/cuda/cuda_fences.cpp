@@ -5,67 +5,96 @@
 
 namespace kvpush {
 
+// The driver ends by itself what is under way.
 CudaFences::~CudaFences() {
   const CudaScope scope(*device_);
-  for (Pair& pair : pairs_) destroy(pair);
-}
-
-// Both calls leave it to the driver to end what is under way.
-void CudaFences::destroy(Pair& pair) const {
-  if (pair.event != nullptr) (void)device_->driver().event_destroy(pair.event);
-  if (pair.stream != nullptr) (void)device_->driver().stream_destroy(pair.stream);
-  pair = {};
+  for (const CudaEvent event : events_) {
+    if (event != nullptr) (void)device_->driver().event_destroy(event);
+  }
+  if (stream_ != nullptr) (void)device_->driver().stream_destroy(stream_);
 }
 
 std::size_t CudaFences::take() {
-  if (free_.empty()) {
-    std::erase_if(dropped_, [this](std::size_t index) {
-      if (device_->driver().event_query(pairs_[index].event) == kCudaNotReady) return false;
-      free_.push_back(index);
-      return true;
-    });
+  std::vector<std::size_t> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) dropped.swap(dropped_);
   }
+  std::vector<std::size_t> ended;
+  std::erase_if(dropped, [&](std::size_t index) {
+    if (!happened(event_of(index))) return false;
+    ended.push_back(index);
+    return true;
+  });
+  const std::lock_guard lock(mutex_);
+  dropped_.insert(dropped_.end(), dropped.begin(), dropped.end());
+  free_.insert(free_.end(), ended.begin(), ended.end());
   if (free_.empty()) {
-    free_.push_back(pairs_.size());
-    pairs_.emplace_back();
+    free_.push_back(events_.size());
+    events_.push_back(nullptr);
   }
   const std::size_t index = free_.back();
   free_.pop_back();
   return index;
 }
 
-Status CudaFences::wait_for(Pair& pair, CudaEvent event) const {
-  const CudaDriver& cuda = device_->driver();
-  if (pair.stream == nullptr) {
-    KVPUSH_TRY(cuda.check(cuda.stream_create(&pair.stream, kCudaStreamNonBlocking, 0),
-                          "cuStreamCreateWithPriority"));
-  }
-  if (pair.event == nullptr) {
-    KVPUSH_TRY(cuda.check(cuda.event_create(&pair.event, kCudaEventDisableTiming), "cuEventCreate"));
-  }
-  KVPUSH_TRY(cuda.check(cuda.stream_wait_event(pair.stream, event, 0), "cuStreamWaitEvent"));
-  return cuda.check(cuda.event_record(pair.event, pair.stream), "cuEventRecord");
+CudaEvent CudaFences::event_of(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  return events_[index];
 }
 
-Result<FenceId> CudaFences::capture(std::uint64_t event) {
-  if (event == 0) return FenceId{0};
+bool CudaFences::happened(CudaEvent event) const {
+  const CudaCode code = device_->driver().event_query(event);
+  return code == kCudaOk || ends_context(code);
+}
+
+Status CudaFences::record_behind(CudaEvent event, CudaEvent& own) {
+  const CudaDriver& cuda = device_->driver();
+  if (stream_ == nullptr) {
+    KVPUSH_TRY(
+        cuda.check(cuda.stream_create(&stream_, kCudaStreamNonBlocking, 0), "cuStreamCreateWithPriority"));
+  }
+  if (own == nullptr) {
+    KVPUSH_TRY(cuda.check(cuda.event_create(&own, kCudaEventDisableTiming), "cuEventCreate"));
+  }
+  KVPUSH_TRY(cuda.check(cuda.stream_wait_event(stream_, event, 0), "cuStreamWaitEvent"));
+  return cuda.check(cuda.event_record(own, stream_), "cuEventRecord");
+}
+
+Result<FenceId> CudaFences::capture(std::uint64_t handle) {
+  if (handle == 0) return FenceId{0};
+  const CudaDriver& cuda = device_->driver();
+  const auto event = std::bit_cast<CudaEvent>(handle);
   const CudaScope scope(*device_);
-  const std::lock_guard lock(mutex_);
+  const CudaCode code = cuda.event_query(event);
+  if (code == kCudaOk) return FenceId{0};
+  const std::string what = "after=" + std::to_string(handle) + ": ";
+  if (code != kCudaNotReady) {
+    const Status status = cuda.check(code, "cuEventQuery");
+    return Status(status.code(), what + status.message());
+  }
+  const std::lock_guard capturing(capture_mutex_);
   const std::size_t index = take();
-  const Status status = wait_for(pairs_[index], std::bit_cast<CudaEvent>(event));
+  CudaEvent own = event_of(index);
+  const Status status = record_behind(event, own);
+  if (!status.ok() && stream_ != nullptr) {
+    // It may wait for something by now, for which the next fence need not wait.
+    (void)cuda.stream_destroy(stream_);
+    stream_ = nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  events_[index] = own;
   if (status.ok()) return FenceId{index + 1};
-  // Its stream may wait for something by now, for which the next fence must not wait.
-  destroy(pairs_[index]);
   free_.push_back(index);
-  return Status(status.code(), "after=" + std::to_string(event) + ": " + status.message());
+  return Status(status.code(), what + status.message());
 }
 
 bool CudaFences::passed(FenceId fence) {
   if (fence == 0) return true;
   const CudaScope scope(*device_);
-  const std::lock_guard lock(mutex_);
   const std::size_t index = fence - 1;
-  if (device_->driver().event_query(pairs_[index].event) == kCudaNotReady) return false;
+  if (!happened(event_of(index))) return false;
+  const std::lock_guard lock(mutex_);
   free_.push_back(index);
   return true;
 }

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <deque>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,14 @@ std::uint64_t alignment_bits(const Plane& plane, const UnitLayout& unit) {
   return bits;
 }
 
+/// For the life of the process. Never destroyed: engines may be closed by other statics' destructors.
+void keep(std::shared_ptr<const CudaDevice> device) {
+  static auto* const mutex = new std::mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<const CudaDevice>>;
+  const std::lock_guard lock(*mutex);
+  kept->push_back(std::move(device));
+}
+
 class CudaPacker final : public Packer {
  public:
   CudaPacker(const Cache& cache, std::shared_ptr<const CudaDevice> device)
@@ -63,7 +72,7 @@ class CudaPacker final : public Packer {
     unsigned num_blocks = 0;
     TicketId ticket = 0;
     TimeUs started_at = 0;
-    Status recorded;  ///< of `ended`
+    Status recorded;  ///< of `ended`, and whether it can be asked
     CudaEvent ended = nullptr;
     CudaPointer counters = 0;
     std::byte* pinned = nullptr;
@@ -208,6 +217,13 @@ Status CudaPacker::upload_planes() {
 
 // At the end of a process the driver may be gone: then these calls do nothing, and there is nothing to do.
 CudaPacker::~CudaPacker() {
+  std::vector<PackDone> ended;
+  CudaPacker::poll(ended);
+  // Its kernels still use what they were given, and freeing that would wait for them.
+  if (!in_flight_.empty()) {
+    keep(device_);
+    return;
+  }
   const CudaScope scope(*device_);
   for (const auto& launch : launches_) {
     if (launch->ended != nullptr) (void)cuda_.event_destroy(launch->ended);
@@ -342,12 +358,16 @@ void CudaPacker::poll(std::vector<PackDone>& done) {
     // Without its event: when the stream has nothing to do any more, so later jobs only delay it.
     const CudaCode code =
         launch->recorded.ok() ? cuda_.event_query(launch->ended) : cuda_.stream_query(stream.handle);
-    if (code == kCudaNotReady) {
+    if (ends_context(code)) {
+      lost_ = cuda_.check(code, "the CUDA device failed: cuEventQuery");
+      return false;
+    }
+    if (code != kCudaOk) {
+      // After an error the copy goes on: it has failed, but ends with what the stream still does.
+      if (code != kCudaNotReady && launch->recorded.ok()) launch->recorded = cuda_.check(code, "cuEventQuery");
       waiting |= bit;
       return false;
     }
-    lost_ = cuda_.check(code, "the CUDA device failed: cuEventQuery");
-    if (!lost_.ok()) return false;
     std::uint64_t checksum = 0;
     std::memcpy(&checksum, launch->pinned, sizeof(checksum));
     const TimeUs now = monotonic_us();

@@ -22,9 +22,9 @@ struct CudaPackerOptions {
 /// keeps to num_sms, but that one which starts while others fill them takes its stream's part all the same.
 /// There is no wait_fd(). Nothing is allocated and nobody waits for the device once as many jobs have been in
 /// flight as ever will be. Errors: Unsupported (no kernel for this GPU), Exhausted, Transport. A job that
-/// fails ends with one of these or InvalidArgument; after an error of the device, every job does. Threads:
-/// start(), poll(), passed() and drop() by one thread; capture() by any. The destructor wants every job to
-/// have ended.
+/// fails ends with one of these or InvalidArgument; after a code that ends_context(), every job does. The
+/// destructor waits for no job: what a running one may use is kept for the life of the process. Threads:
+/// start(), poll(), passed() and drop() by one thread; capture() by any.
 Result<std::unique_ptr<Packer>> make_cuda_packer(const Cache& cache, std::shared_ptr<const CudaDevice> device,
                                                  std::span<const std::byte> kernels,
                                                  const CudaPackerOptions& options);
