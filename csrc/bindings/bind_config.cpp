@@ -58,6 +58,7 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     if (!api.ok()) return api.status();
     FabricOptions options;
     options.incarnation = incarnation;
+    options.pin_budget_us = get<TimeUs>(description, "peer_timeout_us") / 10;
     options.provider = get<std::string>(description, "fabric_provider");
     options.device = std::move(device);
     return make_fabric_transport(api.value(), options);

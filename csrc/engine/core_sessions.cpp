@@ -181,11 +181,8 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
     if (old == sessions_.end()) continue;
     // Whose the peer of an offer was that this engine gave up before the answer came, only the peer knows.
     const bool theirs = old->second.peer == answer.engine || old->second.peer == Incarnation{};
-    // Mapped slots prove their end themselves: until then they count as quarantined.
-    if (capabilities_.mapped_slots && !transport_.landing_quiet(quiet)) continue;
     if (theirs && old->second.state == State::kClosed && old->second.local_work == 0 &&
-        old->second.role == Role::kReceives) {
-      transport_.release_landing(quiet);
+        old->second.role == Role::kReceives && transport_.release_landing(quiet)) {
       sessions_.erase(old);
     }
   }
@@ -298,8 +295,7 @@ void Core::retire() {
     if (!std::exchange(session.transport_closed, true)) transport_.close_session(it->first);
     bool over = false;
     if (session.role == Role::kReceives) {
-      over = transport_.landing_quiet(it->first);
-      if (over) transport_.release_landing(it->first);
+      over = transport_.landing_quiet(it->first) && transport_.release_landing(it->first);
     } else if (session.posts == 0) {
       over = true;
       if (!session.unknown_fate) {

@@ -46,8 +46,11 @@ Result<std::shared_ptr<const CudaDevice>> CudaDevice::open(std::shared_ptr<const
                         "cuDeviceGetAttribute"));
   KVPUSH_TRY(cuda.check(cuda.device_get_attribute(&flush, kCudaAttributeGpuDirectFlushOptions, index),
                         "cuDeviceGetAttribute"));
-  device->takes_direct_writes_ =
-      ordering >= kCudaWritesOrderedForOwner || (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
+  if (ordering >= kCudaWritesOrderedForOwner) {
+    device->direct_writes_ = CudaDirectWrites::kOrdered;
+  } else if ((static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0) {
+    device->direct_writes_ = CudaDirectWrites::kFlushed;
+  }
   KVPUSH_TRY(cuda.check(cuda.primary_context_retain(&device->context_, index), "cuDevicePrimaryCtxRetain"));
   return std::shared_ptr<const CudaDevice>(std::move(device));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -9,6 +10,14 @@
 #include "shim/cuda_driver.hpp"
 
 namespace kvpush {
+
+/// What a kernel of the device sees of another device's writes (a NIC's) into its memory, once their end is
+/// known on the host.
+enum class CudaDirectWrites : std::uint8_t {
+  kOrdered,    ///< all of it
+  kFlushed,    ///< all of it after cuFlushGPUDirectRDMAWrites
+  kUnordered,  ///< perhaps not all of it, and nothing can be done
+};
 
 /// Holds the device's primary context, the one that torch uses too. Thread-safe: every call below, and every
 /// direct use of driver(), is made under a CudaScope.
@@ -30,9 +39,7 @@ class CudaDevice {
   /// 10 * major + minor.
   [[nodiscard]] int compute() const noexcept { return compute_; }
   [[nodiscard]] CudaContext context() const noexcept { return context_; }
-  /// Whether kernels can be made to see what a NIC has written into this device's memory: the device orders
-  /// such writes, or the host can flush them.
-  [[nodiscard]] bool takes_direct_writes() const noexcept { return takes_direct_writes_; }
+  [[nodiscard]] CudaDirectWrites direct_writes() const noexcept { return direct_writes_; }
 
  private:
   CudaDevice(std::shared_ptr<const CudaDriver> driver, int index)
@@ -45,7 +52,7 @@ class CudaDevice {
   std::string uuid_;
   int num_sms_ = 0;
   int compute_ = 0;
-  bool takes_direct_writes_ = false;
+  CudaDirectWrites direct_writes_ = CudaDirectWrites::kUnordered;
 };
 
 /// Makes a device's context current on this thread while it lives, and leaves what was current before. If

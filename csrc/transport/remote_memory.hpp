@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <limits>
 
 #include "base/status.hpp"
 #include "shim/device_memory.hpp"
@@ -23,7 +22,7 @@ class RemoteMemory {
   /// `pin_budget_us`.
   /// Errors: Exhausted (the system refuses), those of DeviceMemory::pin().
   static Result<RemoteMemory> map(std::size_t size_bytes, const std::shared_ptr<const CudaDevice>& device,
-                                  TimeUs pin_budget_us = std::numeric_limits<TimeUs>::max());
+                                  TimeUs pin_budget_us);
   /// Zeroed memory of the device itself. Errors: those of DeviceMemory::allocate() and clear().
   static Result<RemoteMemory> allocate(std::size_t size_bytes,
                                        const std::shared_ptr<const CudaDevice>& device);

@@ -116,8 +116,9 @@ class Transport {
   virtual void close_session(const SessionId& session) = 0;
   /// D, after close_session(): whether the peer is proven unable to write any more.
   [[nodiscard]] virtual bool landing_quiet(const SessionId& session) = 0;
-  /// D: deregisters and frees the landing of a closed session.
-  virtual void release_landing(const SessionId& session) = 0;
+  /// D: deregisters and frees the landing of a closed session. False: not yet, because the peer may still
+  /// reach it and this memory cannot be freed under it; it stays until landing_quiet().
+  virtual bool release_landing(const SessionId& session) = 0;
 };
 
 }  // namespace kvpush

@@ -20,8 +20,9 @@ class End;
 struct Net {
   // What the network is.
   bool mapped = false;
-  bool proves_quiet = true;  ///< a landing is quiet once P has closed; else never
-  bool tells_close = false;  ///< closing one end is noticed at the other
+  bool proves_quiet = true;        ///< a landing is quiet once P has closed; else never
+  bool keeps_until_quiet = false;  ///< and is not released before
+  bool tells_close = false;        ///< closing one end is noticed at the other
   std::string name = "fake";
   // What goes wrong. Rates in [0, 1].
   double drop = 0;
@@ -147,10 +148,12 @@ class End final : public Transport {
     const Net::Shared& session = net_.sessions.at(id);
     return session.p == nullptr || (net_.proves_quiet && !session.p_open && !has_posts(session));
   }
-  void release_landing(const SessionId& id) override {
+  bool release_landing(const SessionId& id) override {
+    if (net_.keeps_until_quiet && !landing_quiet(id)) return false;
     Net::Shared& session = net_.sessions.at(id);
     session.released = true;
     session.landing = {};
+    return true;
   }
 
   bool fail_connect = false;

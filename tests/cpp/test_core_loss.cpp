@@ -234,9 +234,9 @@ TEST(a_later_answer_frees_a_quiet_landing) {
   CHECK(refused.status().message().find("9600 bytes") != std::string::npos);
 }
 
-TEST(mapped_slots_that_are_not_quiet_count_whatever_the_peer_says) {
+TEST(a_landing_that_its_transport_keeps_counts_whatever_the_peer_says) {
   World world;
-  world.net.mapped = true;
+  world.net.keeps_until_quiet = true;
   world.net.proves_quiet = false;
   Node& d = world.add();
   Node& p = world.add();

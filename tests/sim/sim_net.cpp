@@ -377,7 +377,7 @@ bool SimEnd::landing_quiet(const SessionId& id) {
   return net_.revokes && !session.p_open;
 }
 
-void SimEnd::release_landing(const SessionId& id) {
+bool SimEnd::release_landing(const SessionId& id) {
   SimNet::Session& session = net_.sessions.at(id);
   require(session.d == this && !session.released, "a landing was released twice");
   require(!session.d_open, "a landing was released before its session was closed");
@@ -387,6 +387,7 @@ void SimEnd::release_landing(const SessionId& id) {
           "a landing was released although the fate of a post into it is unknown");
   session.released = true;
   std::fill(session.landing.begin(), session.landing.end(), kReleased);
+  return true;
 }
 
 }  // namespace kvpush::sim

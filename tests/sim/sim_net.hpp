@@ -155,7 +155,7 @@ class SimEnd final : public Transport {
   bool arm_wait() override { return false; }
   void close_session(const SessionId& id) override;
   bool landing_quiet(const SessionId& id) override;
-  void release_landing(const SessionId& id) override;
+  bool release_landing(const SessionId& id) override;
 
   std::size_t num_staging = 0;
   std::size_t num_unknown = 0;  ///< posts whose lease must never be used again

@@ -208,13 +208,13 @@ TEST(device_memory_that_p_has_open_outlives_the_landing) {
     const SessionId session = new_session();
     CHECK_EQ(push_one(d, p, session), "");
     d->close_session(session);
-    d->release_landing(session);
-    CHECK(d->landing(session).data == nullptr);
+    CHECK(!d->release_landing(session));
     CHECK(pump_until({&d, &p}, [&] { return p.losses.contains(session); }));
     CHECK_EQ(fake().count("cuMemFree_v2"), 0);
     p->slot_memory(session, 1).data[0] = std::byte{1};
     p->close_session(session);
-    CHECK(pump_until({&d}, [&] { return fake().count("cuMemFree_v2") == 1; }));
+    CHECK(pump_until({&d}, [&] { return d->release_landing(session); }));
+    CHECK_EQ(fake().count("cuMemFree_v2"), 1);
   }
   CHECK_EQ(fake().leaks(), 0);
 }
@@ -344,13 +344,13 @@ int land_from_source(Source kind) {
       settle({&d});
       // Its kernels may be writing yet.
       CHECK(!d->landing_quiet(session));
-      d->release_landing(session);
+      CHECK(!d->release_landing(session));
       settle({&d});
       CHECK_EQ(fake().count("cuMemFree_v2"), 0);
       ::close(std::exchange(talk[0], -1));
       siginfo_t info{};
       CHECK_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
-      d.poll();
+      CHECK(d->release_landing(session));
       CHECK_EQ(fake().count("cuMemFree_v2"), 1);
     } else {
       d->close_session(session);

@@ -108,8 +108,7 @@ class CudaPacker final : public Packer {
   std::array<CudaFunction, 2> bulk_kernels_{};  // null where they are not used
   std::vector<Stream> streams_;
   unsigned max_blocks_ = 0;
-  unsigned busy_blocks_ = 0;  // of what is in flight
-  bool needs_flush_ = false;
+  unsigned busy_blocks_ = 0;              // of what is in flight
   CudaPointer table_ = 0;                 // PlaneEntry of all groups, one after the other
   std::vector<std::size_t> first_plane_;  // by group: of its part of the table
   std::vector<PlaneInfo> planes_;         // as in the table
@@ -128,17 +127,6 @@ Status CudaPacker::init(std::span<const std::byte> kernels, const CudaPackerOpti
   // An eighth of a GPU's memory bandwidth is more than its links take, and the forward keeps the rest.
   const unsigned wanted = options.num_sms != 0 ? options.num_sms : std::max(2U, num_sms / 8);
   max_blocks_ = std::clamp(wanted, 1U, std::max(1U, num_sms));
-
-  int ordering = 0;
-  int flush = 0;
-  KVPUSH_TRY(cuda_.check(
-      cuda_.device_get_attribute(&ordering, kCudaAttributeGpuDirectWritesOrdering, device_->index()),
-      "cuDeviceGetAttribute"));
-  KVPUSH_TRY(
-      cuda_.check(cuda_.device_get_attribute(&flush, kCudaAttributeGpuDirectFlushOptions, device_->index()),
-                  "cuDeviceGetAttribute"));
-  needs_flush_ =
-      ordering < kCudaWritesOrderedForOwner && (static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0;
 
   KVPUSH_TRY(check_planes());
   KVPUSH_TRY(load_kernels(kernels, options.bulk));
@@ -289,7 +277,7 @@ Status CudaPacker::prepare(Launch& launch, std::size_t num_ids) {
 
 /// What a NIC wrote into this GPU's memory may still be on its way there when the notice is here.
 Status CudaPacker::flush_direct_writes(const PackJob& job) {
-  if (!needs_flush_ || job.kind != PackJob::Kind::kUnpack) return {};
+  if (device_->direct_writes() != CudaDirectWrites::kFlushed || job.kind != PackJob::Kind::kUnpack) return {};
   unsigned type = 0;
   KVPUSH_TRY(cuda_.check(cuda_.pointer_get_attribute(&type, kCudaPointerMemoryType, address_bits(job.dense)),
                          "cuPointerGetAttribute"));
@@ -364,7 +352,8 @@ void CudaPacker::poll(std::vector<PackDone>& done) {
     }
     if (code != kCudaOk) {
       // After an error the copy goes on: it has failed, but ends with what the stream still does.
-      if (code != kCudaNotReady && launch->recorded.ok()) launch->recorded = cuda_.check(code, "cuEventQuery");
+      if (code != kCudaNotReady && launch->recorded.ok())
+        launch->recorded = cuda_.check(code, "cuEventQuery");
       waiting |= bit;
       return false;
     }

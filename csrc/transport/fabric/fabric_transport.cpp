@@ -146,7 +146,6 @@ void FabricTransport::poll(TransportSink& sink) {
     next_sweep_ = now + kSweepEveryUs;
     find_dead_peers();
     sweep_peers(now);
-    sweep_landings();
   }
   deliver(sink);
 }

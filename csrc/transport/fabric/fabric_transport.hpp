@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
+#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "shim/cuda_device.hpp"
@@ -29,6 +31,7 @@ struct FabricOptions {
   std::size_t max_write_bytes = SIZE_MAX;    ///< a box of more goes as several writes
   std::shared_ptr<FabricCounters> counters;  ///< optional
   std::shared_ptr<const CudaDevice> device;  ///< host memory is pinned for it; null: not
+  TimeUs pin_budget_us = std::numeric_limits<TimeUs>::max();  ///< for one landing or staging buffer
 };
 
 /// One endpoint, on host memory. It waits by descriptor where the provider has one, and cannot revoke a

@@ -193,16 +193,4 @@ void FabricTransport::sweep_peers(TimeUs now) {
   }
 }
 
-void FabricTransport::sweep_landings() {
-  for (auto it = closed_.begin(); it != closed_.end();) {
-    FabricClosedLanding& closed = it->second;
-    const bool over = closed.released && (closed.quiet || proven_dead(closed.process, process_));
-    if (over) {
-      by_index_.erase(closed.index);
-      free_landing(closed.landing);
-    }
-    it = over ? closed_.erase(it) : std::next(it);
-  }
-}
-
 }  // namespace kvpush

@@ -28,6 +28,7 @@ FabricTransport::FabricTransport(const FabricOptions& options, std::unique_ptr<F
     : incarnation_(options.incarnation),
       max_posts_(options.max_posts_per_session),
       max_write_bytes_(std::min(options.max_write_bytes, endpoint->max_write_bytes())),
+      pin_budget_us_(options.pin_budget_us),
       device_(options.device),
       counters_(options.counters ? options.counters : std::make_shared<FabricCounters>()),
       process_(this_process()),
@@ -59,7 +60,7 @@ FabricTransport::~FabricTransport() {
 }
 
 Result<FabricMemory> FabricTransport::allocate(std::size_t size_bytes, std::uint64_t access) const {
-  auto memory = RemoteMemory::map(size_bytes, device_);
+  auto memory = RemoteMemory::map(size_bytes, device_, pin_budget_us_);
   if (!memory.ok()) return memory.status();
   auto registration = endpoint_->register_memory(memory.value().region(), access);
   if (!registration.ok()) return registration.status();
@@ -107,8 +108,7 @@ Region FabricTransport::landing(const SessionId& session) {
     return open->second.landing ? open->second.landing->memory.region() : Region{};
   }
   const auto closed = closed_.find(session);
-  const bool there = closed != closed_.end() && !closed->second.released;
-  return there ? closed->second.landing.memory.region() : Region{};
+  return closed != closed_.end() ? closed->second.landing.memory.region() : Region{};
 }
 
 Result<Bytes> FabricTransport::accept(const SessionId& session, ByteView description, std::size_t slot_bytes,
@@ -231,11 +231,14 @@ bool FabricTransport::landing_quiet(const SessionId& session) {
   return landing.quiet;
 }
 
-void FabricTransport::release_landing(const SessionId& session) {
+bool FabricTransport::release_landing(const SessionId& session) {
   const auto closed = closed_.find(session);
-  if (closed == closed_.end()) return;
-  closed->second.released = true;
-  sweep_landings();
+  if (closed == closed_.end()) return true;
+  if (!landing_quiet(session)) return false;
+  by_index_.erase(closed->second.index);
+  free_landing(closed->second.landing);
+  closed_.erase(closed);
+  return true;
 }
 
 bool FabricTransport::is_known(const SessionId& session) const {

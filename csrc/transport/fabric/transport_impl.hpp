@@ -50,14 +50,13 @@ struct FabricSession {
   bool uncertain = false;     ///< P: a write ended without being known to have arrived
 };
 
-/// D's landing after close_session(). Released, it stays registered until it is quiet: a write that a
-/// provider refuses ends its whole connection, and with it the pair's other sessions.
+/// D's landing after close_session(). It stays registered until it is quiet: a write that a provider refuses
+/// ends its whole connection, and with it the pair's other sessions.
 struct FabricClosedLanding {
   FabricMemory landing;
   std::uint16_t index = 0;
   ProcessIdentity process;
   bool quiet = false;
-  bool released = false;
 };
 
 /// P's session after close_session(), until its last post has ended or the peer is proven dead.
@@ -122,7 +121,7 @@ class FabricTransport final : public Transport {
 
   void close_session(const SessionId& session) override;
   [[nodiscard]] bool landing_quiet(const SessionId& session) override;
-  void release_landing(const SessionId& session) override;
+  bool release_landing(const SessionId& session) override;
 
  private:
   using PostId = std::uint64_t;
@@ -172,12 +171,12 @@ class FabricTransport final : public Transport {
   void post_receives();
   void find_dead_peers();
   void sweep_peers(TimeUs now);
-  void sweep_landings();
   void deliver(TransportSink& sink);
 
   const Incarnation incarnation_;
   const std::size_t max_posts_;
   const std::size_t max_write_bytes_;
+  const TimeUs pin_budget_us_;
   const std::shared_ptr<const CudaDevice> device_;
   const std::shared_ptr<FabricCounters> counters_;
   const ProcessIdentity process_;

@@ -55,7 +55,7 @@ class FaultTransport final : public Transport, private TransportSink {
   [[nodiscard]] bool landing_quiet(const SessionId& session) override {
     return inner_->landing_quiet(session);
   }
-  void release_landing(const SessionId& session) override { inner_->release_landing(session); }
+  bool release_landing(const SessionId& session) override { return inner_->release_landing(session); }
 
   Sent post(const SessionId& session, TicketId ticket, ByteView source, std::uint32_t slot,
             ByteView notice) override {

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/log.hpp"
 #include "transport/nixl/transport_impl.hpp"
 
 namespace kvpush {
@@ -221,14 +220,6 @@ void NixlTransport::deliver(TransportSink& sink) {
 }
 
 Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& options) {
-  if (options.device_slots && options.device && !options.device->takes_direct_writes()) {
-    log(LogLevel::kWarning, "nixl_device_memory is set, but " + options.device->name() +
-                                " does not order what a NIC writes into its memory and cannot flush it: "
-                                "staging and landings are in pinned host memory");
-    NixlOptions pinned = options;
-    pinned.device_slots = false;
-    return make_nixl_transport(pinned);
-  }
   if (options.backends.empty() || options.max_posts_per_session == 0) {
     return Status(Code::kInvalidArgument, "nixl: name at least one backend, and allow at least one post");
   }
@@ -236,6 +227,13 @@ Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& option
     return Status(Code::kInvalidArgument,
                   "nixl_device_memory (KVPUSH_NIXL_DEVICE_MEMORY) is set and this "
                   "engine's cache is in host memory: set it to false");
+  }
+  if (options.device_slots && options.device->direct_writes() == CudaDirectWrites::kUnordered) {
+    return Status(
+        Code::kUnsupported,
+        "nixl_device_memory (KVPUSH_NIXL_DEVICE_MEMORY) is set and " + options.device->name() +
+            " can neither order nor flush what a NIC writes into its memory, so that a box could be "
+            "read before it is there: set it to false");
   }
   auto api = load_nixl_api(options.library_path);
   if (!api.ok()) return api.status();

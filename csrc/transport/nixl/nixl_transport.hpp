@@ -44,7 +44,8 @@ struct NixlOptions {
 /// One agent, on host memory, which is pinned for the device if there is one, or on device memory. It cannot
 /// wait (poll it), cannot revoke a peer's access, and moves data only while both sides poll. Errors: those of
 /// load_nixl_api(); InvalidArgument (device_slots without a device); Unsupported for a backend that is not
-/// there; Transport. Waits:  some 100 ms for the backends to probe devices.
+/// there, or device_slots on a device that may show a NIC's writes too late; Transport. Waits: some 100 ms
+/// for the backends to probe devices.
 Result<std::unique_ptr<Transport>> make_nixl_transport(const NixlOptions& options);
 
 }  // namespace kvpush

@@ -226,9 +226,9 @@ bool NixlTransport::landing_quiet(const SessionId& session) {
   return landing.quiet;
 }
 
-void NixlTransport::release_landing(const SessionId& session) {
+bool NixlTransport::release_landing(const SessionId& session) {
   const auto closed = closed_.find(session);
-  if (closed == closed_.end()) return;
+  if (closed == closed_.end()) return true;
   if (agent_->deregister_memory(closed->second.memory.region()).ok()) {
     // Whoever releases it knows that it is quiet, by landing_quiet() or from the peer itself.
     retire(std::move(closed->second.memory), true);
@@ -236,6 +236,7 @@ void NixlTransport::release_landing(const SessionId& session) {
     closed->second.memory.leak();
   }
   closed_.erase(closed);
+  return true;
 }
 
 bool NixlTransport::is_known(const SessionId& session) const {

@@ -88,7 +88,7 @@ class NixlTransport final : public Transport {
 
   void close_session(const SessionId& session) override;
   [[nodiscard]] bool landing_quiet(const SessionId& session) override;
-  void release_landing(const SessionId& session) override;
+  bool release_landing(const SessionId& session) override;
 
  private:
   /// The byte behind the session's id at the front of every notification.

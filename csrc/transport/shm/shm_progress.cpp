@@ -37,12 +37,6 @@ void ShmTransport::poll(TransportSink& sink) {
   completing_.clear();
 
   take_events();
-  std::erase_if(lingering_, [this](const SessionPtr& session) {
-    if (!is_quiet(*session)) return false;
-    free_memory(*session);
-    drop_socket(*session);
-    return true;
-  });
 
   // The sink may open and close sessions: walk a copy.
   loss_owed_ = false;

@@ -49,8 +49,7 @@ Status ShmTransport::start() {
 }
 
 ShmTransport::~ShmTransport() {
-  for (const auto& [id, session] : sessions_) lingering_.push_back(session);
-  for (const SessionPtr& session : lingering_) {
+  for (const auto& [id, session] : sessions_) {
     free_memory(*session);
     drop_socket(*session);
   }
@@ -251,17 +250,15 @@ bool ShmTransport::landing_quiet(const SessionId& session) {
   return found->is_quiet;
 }
 
-void ShmTransport::release_landing(const SessionId& session) {
+bool ShmTransport::release_landing(const SessionId& session) {
   const SessionPtr found = find(session);
-  if (!found || found->role != Role::kLanding || found->phase != Phase::kClosed) return;
-  // A peer that has device memory open must close it first; poll() looks for that.
-  if (landing_quiet(session) || !found->on_device) {
-    free_memory(*found);
-    drop_socket(*found);
-  } else {
-    lingering_.push_back(found);
-  }
+  if (!found || found->role != Role::kLanding || found->phase != Phase::kClosed) return true;
+  // A peer that has device memory open must close it first.
+  if (found->on_device && !landing_quiet(session)) return false;
+  free_memory(*found);
+  drop_socket(*found);
   sessions_.erase(session);
+  return true;
 }
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const Incarnation& self, TimeUs call_budget_us,

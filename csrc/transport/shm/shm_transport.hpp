@@ -23,8 +23,9 @@ namespace kvpush {
 /// - The peer's exit, orderly or not, is reported by the next poll(), after all it had published.
 /// - Completions are always kCompleted: the data was in place before the post.
 /// - Slot i lies at i * slot_bytes; slot 0 is aligned to 4096, so all are where slot_bytes is a multiple.
-/// - release_landing() is safe at any time: the pages serve no other session. Until the landing is quiet the
-///   peer merely keeps them allocated.
+/// - release_landing() of slots in the segment is safe at any time: the pages serve no other session. Until
+/// the
+///   landing is quiet the peer merely keeps them allocated.
 /// - With a `device`, slots are where its kernels reach them. D offers device memory; P takes it when its own
 ///   device can open it once D has connected, and then slot_memory() and landing() are addresses of that
 ///   device. Otherwise the slots are in the segment, which every side with a device pins for it; D learns of
@@ -33,10 +34,10 @@ namespace kvpush {
 /// - Device memory is quiet when P has said in the segment that it holds none and its socket is closed, or
 ///   when P's process is proven dead: a dying process may close its socket before the GPU's driver has
 ///   stopped its kernels. P takes device memory only from a D that can prove its death.
-/// - Device memory that the peer may have open is freed once the landing is quiet, however early
-///   release_landing() comes; the destructor leaves it to the process's end.
+/// - Device memory that the peer may have open is not released before the landing is quiet; the destructor
+///   leaves it to the process's end.
 /// - With a `device`, calls that set up or end a session may also wait for what the device runs at that
-/// moment.
+///   moment.
 /// - A process that forks without exec after connecting delays the news of its death until the child ends.
 /// Progress thread only.
 class ShmTransport final : public Transport {
@@ -74,7 +75,7 @@ class ShmTransport final : public Transport {
   [[nodiscard]] bool arm_wait() override;
   void close_session(const SessionId& session) override;
   [[nodiscard]] bool landing_quiet(const SessionId& session) override;
-  void release_landing(const SessionId& session) override;
+  bool release_landing(const SessionId& session) override;
 
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
@@ -128,7 +129,6 @@ class ShmTransport final : public Transport {
   std::unordered_map<std::uint64_t, SessionPtr> by_token_;
   std::map<std::uint64_t, shm::Fd> strangers_;  // connected, no hello yet; oldest first
   std::uint64_t next_token_ = 1;
-  std::vector<SessionPtr> lingering_;  ///< D: released, with device memory that is not quiet yet
   std::vector<TicketId> completed_;
   std::vector<TicketId> completing_;  // scratch of poll()
   std::vector<SessionPtr> turn_;      // scratch of poll()
