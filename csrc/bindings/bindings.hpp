@@ -54,5 +54,6 @@ void bind_event(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_bench(py::module_& module);
 void bind_cuda(py::module_& module);
+void bind_fabric(py::module_& module);
 
 }  // namespace kvpush::bindings

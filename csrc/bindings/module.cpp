@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   kvpush::bindings::bind_engine(module);
   kvpush::bindings::bind_bench(module);
   kvpush::bindings::bind_cuda(module);
+  kvpush::bindings::bind_fabric(module);
   module.def("transports", &kvpush::bindings::transports, pybind11::arg("nixl_library") = "",
              pybind11::arg("fabric_libraries") = std::vector<std::string>{"libfabric.so.1"},
              pybind11::arg("fabric_provider") = "",

@@ -1,5 +1,6 @@
 #include "shim/fabric_api.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -68,6 +69,31 @@ Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string
                 "libfabric " + describe_fabric_version(api.version()) + " (" + api.path + ") has " +
                     (provider.empty() ? "no provider" : "no provider '" + provider + "'") +
                     " with messages, remote writes and immediate data here: " + api.strerror(-code));
+}
+
+std::vector<FabricProvider> list_fabric_providers(const FabricApi& api) {
+  FiInfo* all = nullptr;
+  const int code = api.getinfo(kFabricVersion, nullptr, nullptr, 0, nullptr, &all);
+  const FabricInfo owned(code == 0 ? all : nullptr, {&api});
+  std::vector<FabricProvider> found;
+  for (const FiInfo* info = owned.get(); info != nullptr; info = info->next) {
+    const char* name = info->fabric_attr->prov_name;
+    if (std::any_of(found.begin(), found.end(), [&](const auto& each) { return each.name == name; }))
+      continue;
+    FabricProvider& one = found.emplace_back();
+    one.name = name;
+    one.version = info->fabric_attr->prov_version;
+    for (const bool delivers : {true, false}) {
+      const auto usable = find_fabric_providers(api, one.name, delivers);
+      one.reason = usable.status().message();
+      if (!usable.ok()) continue;
+      one.protocol = usable.value()->ep_attr->protocol;
+      one.protocol_version = usable.value()->ep_attr->protocol_version;
+      one.delivers = delivers;
+      break;
+    }
+  }
+  return found;
 }
 
 }  // namespace kvpush

@@ -345,4 +345,17 @@ using FabricInfo = std::unique_ptr<FiInfo, FabricInfoDeleter>;
 Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string& provider,
                                          bool delivery_complete);
 
+/// One provider that a library has on this machine.
+struct FabricProvider {
+  std::string name;
+  std::uint32_t version = 0;           ///< the provider's own, as fabric_version()
+  std::uint32_t protocol = 0;          ///< 0 where it is not usable
+  std::uint32_t protocol_version = 0;  ///< the same
+  bool delivers = false;               ///< it can tell when a write has arrived
+  std::string reason;                  ///< empty: kvpush can use it
+};
+
+/// All providers, in libfabric's order. Waits: some 10 ms for each, longer on the first call of a process.
+std::vector<FabricProvider> list_fabric_providers(const FabricApi& api);
+
 }  // namespace kvpush

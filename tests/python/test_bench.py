@@ -25,6 +25,7 @@ from kvpush.bench.pair import BenchError
 from kvpush.bench.rows import quantile
 from kvpush.bench.tables import block_spans, compare, fill_source, make_batches, poison
 from kvpush.cli.main import app
+from kvpush.config import fabric_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
@@ -34,6 +35,7 @@ FIELDS = {
     *("arm", "transport", "block_bytes", "run_blocks", "num_layers", "total_bytes", "concurrency"),
     *("gb_per_s", "gb_per_s_per_layer", "p50_us", "p90_us", "p99_us", "network_ops", "cpu_s_per_gb"),
     *("ucx_tls", "rounds", "idle_ms", "ratio_to_nixl_per_block", "share_of_ceiling", "share_of_memcpy"),
+    *("target", "share_of_fi_writedata"),
 }
 
 
@@ -88,6 +90,11 @@ def test_transfer_beside_nixl() -> None:
         ("kvpush", "shm"),
         ("kvpush", "nixl"),
         ("memcpy", "none"),
+        *(
+            (("fi-writedata", "fabric"), ("kvpush", "fabric"))
+            if not kvpush.transports().get("fabric")
+            else ()
+        ),
     }
     per_block = by_arm["nixl-per-block", "ucx"]
     assert per_block["network_ops"] == 64  # scattered: as many as blocks in all layers
@@ -96,6 +103,43 @@ def test_transfer_beside_nixl() -> None:
     assert by_arm["nixl-one-descriptor", "ucx"]["network_ops"] == 1
     assert per_block["ratio_to_nixl_per_block"] == 1.0
     assert {row["ucx_tls"] for row in rows} == {"tcp,self"}
+
+
+def fabric_provider() -> str:
+    """One that the engine would choose, and that reaches other hosts; skips where there is none."""
+    if why := kvpush.transports().get("fabric", "not in this build"):
+        pytest.skip(why)
+    found = kvpush._core.fabric_providers(fabric_libraries(kvpush.Config.from_env().fabric_library))
+    names = [each["name"] for each in found["providers"] if not each["reason"]]
+    return next(name for name in ("tcp", "tcp;ofi_rxm", *names) if name in names)
+
+
+def test_transfer_over_libfabric() -> None:
+    provider = fabric_provider()
+    args = ("--block-bytes", "1KiB", "--concurrency", "1,2", "--fabric-provider", provider)
+    done = bench("transfer", *args, *TINY, "--arms", "fi-writedata,kvpush-fabric", "--json")
+    rows = rows_of(done)
+    assert [(row["arm"], row["transport"]) for row in rows] == [
+        ("fi-writedata", "fabric"),
+        ("kvpush", "fabric"),
+    ] * 2
+    for row in rows:
+        assert row["target"] == provider
+        assert row["network_ops"] == 1
+        assert (row["share_of_fi_writedata"] == 1.0) == (row["arm"] == "fi-writedata")
+
+
+def test_plain_writes_stay_within_the_memory() -> None:
+    fabric_provider()
+    memory = np.zeros(4096, np.uint8)
+    libraries = fabric_libraries(kvpush.Config.from_env().fabric_library)
+    writes = kvpush._core.BenchWrites(memory.ctypes.data, len(memory), libraries, "")
+    writes.connect(*writes.address())
+    for piece in ((1, 0, 4096), (0, 1, 4096), (0, 0, 0), (0, 1 << 63, 1 << 63)):
+        with pytest.raises(kvpush.InvalidArgument, match="do not lie within the memory"):
+            writes.write([piece], 4096, 1)
+    with pytest.raises(kvpush.InvalidArgument, match="0 writes of 4096 bytes"):
+        writes.write([(0, 0, 4096)], 4096, 0)
 
 
 def test_transfer_latency_as_a_table() -> None:

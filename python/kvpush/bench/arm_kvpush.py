@@ -18,11 +18,12 @@ _WAIT_S = 60.0
 
 
 class KvpushEnd(End):
-    """One engine over `memory`."""
+    """One engine over `memory`; `fabric_provider` is a field of :class:`kvpush.Config`."""
 
-    def __init__(self, memory: Memory, is_source: bool, transport: str) -> None:
+    def __init__(self, memory: Memory, is_source: bool, transport: str, fabric_provider: str = "") -> None:
         self._memory = memory
         self._transport = transport
+        self._fabric_provider = fabric_provider
         self._case: Case | None = None
         self._engine: kvpush.Engine | None = None
         self._peer = ""
@@ -40,7 +41,10 @@ class KvpushEnd(End):
         if self._engine is not None:
             self._engine.close()
         config = kvpush.Config.from_env(
-            transport=self._transport, peer_timeout_s=_STOPPED_S, handshake_timeout_s=_STOPPED_S
+            transport=self._transport,
+            peer_timeout_s=_STOPPED_S,
+            handshake_timeout_s=_STOPPED_S,
+            fabric_provider=self._fabric_provider or None,
         )
         self._engine = kvpush.Engine(make_cache(case, self._memory), config)
         return True

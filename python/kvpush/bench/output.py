@@ -11,10 +11,10 @@ from kvpush.bench.cases import Case, size
 
 _COLUMNS = (
     *("arm", "GB/s", "per layer", "p50 / p90 / p99 ms", "ops", "CPU s/GB"),
-    *("x per-block", "of ceiling", "of memcpy"),
+    *("x per-block", "of ceiling", "of memcpy", "of writes"),
 )
 _PACK_ARMS = ("memcpy", "pack", "unpack")
-_PIPE_WIDTH = 120
+_PIPE_WIDTH = 140
 
 
 def console() -> Console:
@@ -42,6 +42,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             _ratio(row["ratio_to_nixl_per_block"], "x"),
             _ratio(row["share_of_ceiling"], "%"),
             _ratio(row["share_of_memcpy"], "%"),
+            _ratio(row["share_of_fi_writedata"], "%"),
         )
     console().print(table)
 

@@ -9,6 +9,7 @@ from kvpush.bench.cases import Case
 from kvpush.bench.pair import Round
 
 BASELINE, CEILING, COPY = "nixl-per-block", "nixl-one-descriptor", "memcpy"
+WRITES = "fi-writedata"
 
 
 def make_rows(case: Case, measured: Mapping[Variant, Sequence[Round]], ucx_tls: str) -> list[dict[str, Any]]:
@@ -26,12 +27,13 @@ def make_rows(case: Case, measured: Mapping[Variant, Sequence[Round]], ucx_tls: 
             }
         best[variant.arm, variant.transport] = row
     rows = list(best.values())
-    rates = {row["arm"]: row["gb_per_s"] for row in rows if row["arm"] in (BASELINE, CEILING, COPY)}
+    rates = {row["arm"]: row["gb_per_s"] for row in rows if row["arm"] in (BASELINE, CEILING, COPY, WRITES)}
     for row in rows:
         for field, arm in (
             ("ratio_to_nixl_per_block", BASELINE),
             ("share_of_ceiling", CEILING),
             ("share_of_memcpy", COPY),
+            ("share_of_fi_writedata", WRITES),
         ):
             row[field] = round(row["gb_per_s"] / rates[arm], 4) if arm in rates else None
     return rows

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import kvpush
+from kvpush.bench.arm_fabric import WriteDataEnd
 from kvpush.bench.arm_kvpush import KvpushEnd
 from kvpush.bench.arm_memcpy import MemcpyEnd
 from kvpush.bench.arm_nixl import ONE, PER_BLOCK, POLL, SLEEP, NixlEnd, find_module
@@ -17,11 +18,16 @@ from kvpush.bench.rows import make_rows
 from kvpush.errors import InvalidArgument, Unsupported
 
 DEFAULT_TLS = "default"
-ARMS = ("nixl-per-block", "nixl-one-descriptor", "kvpush-shm", "kvpush-nixl", "memcpy")
+ARMS = (
+    *("nixl-per-block", "nixl-one-descriptor", "fi-writedata"),
+    *("kvpush-shm", "kvpush-nixl", "kvpush-fabric", "memcpy"),
+)
 
 
-def choose_arms(wanted: Sequence[str]) -> tuple[list[PairSpec], list[str]]:
+def choose_arms(wanted: Sequence[str], fabric_provider: str = "") -> tuple[list[PairSpec], list[str]]:
     """Return the pairs of processes for the arms, all that work here if none is named, and what is left out.
+
+    `fabric_provider` is that of the arms over libfabric; "" is as KVPUSH_FABRIC_PROVIDER says.
 
     Raises
     ------
@@ -33,13 +39,14 @@ def choose_arms(wanted: Sequence[str]) -> tuple[list[PairSpec], list[str]]:
     unknown = [name for name in wanted if name not in ARMS]
     if unknown:
         raise InvalidArgument(f"arm {unknown[0]!r}: there are {', '.join(ARMS)}")
+    provider = kvpush.Config.from_env(fabric_provider=fabric_provider or None).fabric_provider
     reasons = _reasons()
     for name in wanted:
         if reasons.get(name):
             raise Unsupported(f"arm {name} cannot run here: {reasons[name]}")
     names = [name for name in ARMS if not reasons.get(name) and (not wanted or name in wanted)]
     left_out = [f"{name} left out: {why}" for name, why in reasons.items() if why and not wanted]
-    return list(_pairs(names)), left_out
+    return list(_pairs(names, provider)), left_out
 
 
 def _reasons() -> dict[str, str]:
@@ -49,12 +56,14 @@ def _reasons() -> dict[str, str]:
     return {
         "nixl-per-block": nixl,
         "nixl-one-descriptor": nixl,
+        "fi-writedata": found.get("fabric", "not in this build"),
         "kvpush-shm": found.get("shm", "not in this build"),
         "kvpush-nixl": found.get("nixl", "not in this build"),
+        "kvpush-fabric": found.get("fabric", "not in this build"),
     }
 
 
-def _pairs(names: Sequence[str]) -> Iterator[PairSpec]:
+def _pairs(names: Sequence[str], provider: str) -> Iterator[PairSpec]:
     nixl = [
         Variant(arm, "ucx", f"{kind}/{target}", target)
         for arm, kind in (("nixl-per-block", PER_BLOCK), ("nixl-one-descriptor", ONE))
@@ -63,10 +72,15 @@ def _pairs(names: Sequence[str]) -> Iterator[PairSpec]:
     ]
     if nixl:
         yield PairSpec("nixl", NixlEnd, tuple(nixl))
-    for transport in ("shm", "nixl"):
+    if "fi-writedata" in names:
+        writes = functools.partial(WriteDataEnd, provider=provider)
+        yield PairSpec("fi-writedata", writes, (Variant("fi-writedata", "fabric", target=provider),))
+    for transport in ("shm", "nixl", "fabric"):
         if f"kvpush-{transport}" in names:
-            factory = functools.partial(KvpushEnd, transport=transport)
-            yield PairSpec(f"kvpush over {transport}", factory, (Variant("kvpush", transport),))
+            chosen = provider if transport == "fabric" else ""
+            factory = functools.partial(KvpushEnd, transport=transport, fabric_provider=chosen)
+            variant = Variant("kvpush", transport, target=chosen)
+            yield PairSpec(f"kvpush over {transport}", factory, (variant,))
     if "memcpy" in names:
         yield PairSpec("memcpy", MemcpyEnd, (Variant("memcpy", "none"),))
 

@@ -42,11 +42,17 @@ def transfer(
     ] = "",
     arms: Annotated[
         str,
-        typer.Option(help="A list of nixl-per-block, nixl-one-descriptor, kvpush-shm, kvpush-nixl, memcpy."),
+        typer.Option(
+            help="A list of nixl-per-block, nixl-one-descriptor, fi-writedata, kvpush-shm, kvpush-nixl, "
+            "kvpush-fabric, memcpy."
+        ),
     ] = "",
     ucx_tls: Annotated[
         list[str] | None, typer.Option(help="UCX_TLS of all processes, or 'default'. May be repeated.")
     ] = None,
+    fabric_provider: Annotated[
+        str, typer.Option(help="libfabric's provider of fi-writedata and kvpush-fabric, such as tcp.")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each arm in each case.")] = 10,
     cache_bytes: Annotated[
         str, typer.Option(help="Size of each cache. Default: 8 x what moves at once, 512MiB at most.")
@@ -56,7 +62,7 @@ def transfer(
     device: _Device = "cpu",
     as_json: _Json = False,
 ) -> None:
-    """Move KV between two processes: kvpush, NIXL per block, NIXL as one descriptor, memcpy.
+    """Move KV between two processes: kvpush, NIXL per block, NIXL as one descriptor, libfabric, memcpy.
 
     Arms take turns round by round. A transfer's time is from its submission at P until D has seen it
     complete. Bytes are verified before and after the rounds.
@@ -66,7 +72,7 @@ def transfer(
         cases = _cases(
             block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms, quick
         )
-        _transfer(cases, arms, ucx_tls, rounds, cache_bytes, plot, _device(device), as_json)
+        _transfer(cases, arms, fabric_provider, ucx_tls, rounds, cache_bytes, plot, _device(device), as_json)
 
 
 @bench.command()
@@ -231,6 +237,7 @@ def _cases(
 def _transfer(
     cases: "list[Case]",
     arms: str,
+    fabric_provider: str,
     ucx_tls: list[str] | None,
     rounds: int,
     cache_bytes: str,
@@ -242,7 +249,8 @@ def _transfer(
     from kvpush.bench.output import print_rows
     from kvpush.bench.transfer import DEFAULT_TLS, choose_arms, run
 
-    specs, left_out = choose_arms([name.strip() for name in arms.split(",") if name.strip()])
+    names = [name.strip() for name in arms.split(",") if name.strip()]
+    specs, left_out = choose_arms(names, fabric_provider)
     for line in left_out:
         typer.echo(line, err=True)
     cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
