@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvpush.cli import doctor as doctor_module
 from kvpush.cli.main import app
-from kvpush.doctor import host, selftest
+from kvpush.doctor import fabric, host, selftest
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
 
@@ -80,7 +80,8 @@ def test_router_refuses_bad_backends() -> None:
 
 @pytest.fixture
 def only_transports(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let the doctor know these transports, each with its reason ("" if usable)."""
+    """Let the doctor know these transports, each with its reason ("" if usable), and no libfabric."""
+    monkeypatch.setattr(fabric, "find", lambda: (None, "libfabric.so.1: not found"))
 
     def know(**reasons: str) -> None:
         monkeypatch.setattr(doctor_module, "_known_transports", lambda: (reasons, ""))
@@ -97,7 +98,10 @@ def test_doctor_without_any_working_transport_fails_and_says_why(only_transports
     (nixl,) = report["transports"]
     assert nixl["detail"] == "libnixl_capi.so: not found"
     assert nixl["how_to_get"] == "pip install 'kvpush[nixl]'"
-    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "vllm", "missing"} <= set(report)
+    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "fabric", "vllm", "missing"} <= set(
+        report
+    )
+    assert any(line.startswith("libfabric: libfabric.so.1: not found.") for line in report["missing"])
 
 
 def test_doctor_prints_for_people(only_transports: Any) -> None:
@@ -167,6 +171,44 @@ def test_a_working_transport_passes() -> None:
     assert shm["gb_per_s"] > 0
     assert 0 < shm["network_ops_per_round"] < selftest.NUM_BLOCKS // 2
     assert result.exit_code == 0
+
+
+def test_the_providers_of_libfabric_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that can be used with the rate of a real transfer, the others with the reason why not."""
+    found, reason = fabric.find()
+    if found is None:
+        pytest.skip(reason)
+    usable = [each.name for each in found.providers if each.usable]
+    assert set(usable) & {"efa", "verbs;ofi_rxm", "tcp", "tcp;ofi_rxm", "net"}
+    assert all(each.detail and not each.protocol for each in found.providers if not each.usable)
+    kept = next(each for each in found.providers if each.name in ("tcp", "tcp;ofi_rxm", "net"))
+    known = fabric.Libfabric(found.library, found.version, [kept])
+    known.providers.append(
+        fabric.Provider("odd", "1.0", "", False, usable=False, detail="it has [no] writes")
+    )
+    known.providers.append(fabric.Provider("gone", "1.0", "1.0", False, usable=True))
+    monkeypatch.setattr(fabric, "find", lambda: (known, ""))
+    monkeypatch.setattr(doctor_module, "_known_transports", lambda: ({}, ""))
+    report = json.loads(runner.invoke(app, ["doctor", "--json"]).stdout)
+    assert (report["libfabric"], report["fabric"]["library"]) == (found.version, found.library)
+    real, odd, gone = report["fabric"]["providers"]
+    assert real["ok"], real["detail"]
+    assert real["gb_per_s"] > 0
+    assert (odd["ok"], odd["detail"]) == (False, "it has [no] writes")
+    assert not gone["ok"]
+    assert "gone" in gone["detail"]
+    printed = " ".join(runner.invoke(app, ["doctor"]).output.split())
+    assert f"libfabric {found.version}: its providers" in printed
+    assert "it has [no] writes" in printed
+
+
+def test_a_library_that_is_no_libfabric_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPUSH_FABRIC_LIBRARY", "/nowhere/libfabric.so.1")
+    found, reason = fabric.find()
+    assert found is None
+    assert "/nowhere/libfabric.so.1" in reason
 
 
 def test_nics_are_read_from_sysfs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``kvpush doctor``: what works on this machine, and how to get what does not."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvpush.doctor.fabric import Libfabric, Provider
     from kvpush.doctor.host import Gpu, Nic, Vllm
 
 _SELF_TEST_S = 120.0
@@ -52,6 +54,7 @@ class Report:
     nics: "list[Nic]"
     nixl: str | None
     libfabric: str | None
+    fabric: "Libfabric | None"
     vllm: "Vllm"
     missing: list[str] = field(default_factory=list)
 
@@ -77,7 +80,7 @@ def doctor(
 
 def examine(progress: Any = lambda name: None) -> Report:
     """Look at everything and run the self-tests; ``progress`` gets each transport's name first."""
-    from kvpush.doctor import host
+    from kvpush.doctor import fabric, host
     from kvpush.doctor.versions import version_of
 
     known, core_error = _known_transports()
@@ -85,6 +88,9 @@ def examine(progress: Any = lambda name: None) -> Report:
     for name, reason in known.items():
         progress(name)
         transports.append(_examine_transport(name, reason))
+    libfabric, no_libfabric = fabric.find()
+    if libfabric is not None:
+        fabric.test_providers(libfabric, lambda env: _test_provider(env, progress))
     gpus, no_gpu = host.gpus()
     if gpus and host.has_cuda_kernels():
         for name in [one.name for one in transports if one.ok]:
@@ -101,10 +107,11 @@ def examine(progress: Any = lambda name: None) -> Report:
         cuda_kernels=host.has_cuda_kernels(),
         nics=host.nics(),
         nixl=host.nixl_version(),
-        libfabric=host.libfabric_version(),
+        libfabric=libfabric.version if libfabric else None,
+        fabric=libfabric,
         vllm=host.vllm(),
     )
-    report.missing = _missing(report, no_gpu)
+    report.missing = _missing(report, no_gpu, no_libfabric)
     return report
 
 
@@ -118,12 +125,27 @@ def _known_transports() -> tuple[dict[str, str], str]:
         return {}, f"the native module does not work: {type(error).__name__}: {error}"
 
 
-def _examine_transport(name: str, reason: str, *options: str) -> TransportReport:
+def _test_provider(env: dict[str, str], progress: Any) -> tuple[bool, str, float]:
+    progress(f"fabric, {' '.join(env.values())}")
+    result = _examine_transport("fabric", "", env=env)
+    return result.ok, result.detail, result.gb_per_s
+
+
+def _examine_transport(
+    name: str, reason: str, *options: str, env: dict[str, str] | None = None
+) -> TransportReport:
     if reason:
         return TransportReport(name, usable=False, detail=reason, how_to_get=_HOW_TO_GET.get(name, ""))
     argv = [sys.executable, "-m", "kvpush.doctor.selftest", name, *options]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SELF_TEST_S)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SELF_TEST_S,
+            env={**os.environ, **(env or {})},
+        )
     except subprocess.TimeoutExpired:
         return TransportReport(name, usable=True, detail=f"the self-test hung for {_SELF_TEST_S:.0f} s")
     try:
@@ -161,7 +183,7 @@ def _examine_on_gpu(name: str) -> TransportReport:
     return result
 
 
-def _missing(report: Report, no_gpu: str) -> list[str]:
+def _missing(report: Report, no_gpu: str, no_libfabric: str) -> list[str]:
     """Return one line for each thing that is not here: what, and how to get it."""
     lines = []
     if report.core_error:
@@ -169,7 +191,7 @@ def _missing(report: Report, no_gpu: str) -> list[str]:
     if report.nixl is None:
         lines.append(f"NIXL: {_HOW_TO_GET['nixl']}")
     if report.libfabric is None:
-        lines.append(f"libfabric: {_GET_LIBFABRIC}")
+        lines.append(f"libfabric: {no_libfabric}. Run: {_GET_LIBFABRIC}")
     if report.vllm.problem:
         lines.append(f"vLLM: {report.vllm.problem}")
     if not any(nic.kind == "rdma" for nic in report.nics):
@@ -192,13 +214,15 @@ def _print(report: Report, console: "Console") -> None:
         table.add_row(
             one.name,
             one.memory,
-            "[green]yes[/]" if one.ok else "[red]no[/]" if one.usable else "[yellow]not here[/]",
+            _works(one),
             f"{one.gb_per_s:.2f}" if one.ok else "",
             f"{one.network_ops_per_round} for {one.bytes_per_round >> 10} KiB" if one.ok else "",
             escape(". ".join(part for part in (one.detail, one.how_to_get) if part)),
         )
     console.print(f"kvpush {report.kvpush or '(not installed by pip)'}, {report.python}, {report.machine}")
     console.print(table)
+    if report.fabric is not None:
+        _print_fabric(report.fabric, console)
     kernels = "kernels in this installation" if report.cuda_kernels else "NO kernels in this installation"
     gpus = "; ".join(
         f"{gpu.index}: {gpu.name}, compute {gpu.compute}, CUDA {gpu.driver}, {gpu.uuid}"
@@ -212,7 +236,7 @@ def _print(report: Report, console: "Console") -> None:
         ("GPUs", f"{gpus} ({kernels})" if gpus else "none"),
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),
-        ("libfabric", report.libfabric or "not found"),
+        ("libfabric", f"{report.fabric.version}, {report.fabric.library}" if report.fabric else "not found"),
         ("vLLM", f"{vllm.version} ({support}, {plugin})" if vllm.version else "not found"),
     ):
         console.print(f"{label:10}{escape(text)}")
@@ -220,3 +244,27 @@ def _print(report: Report, console: "Console") -> None:
         console.print("\nnot here, and how to get it:")
         for line in report.missing:
             console.print(f"- {escape(line)}", soft_wrap=True)  # commands stay in one piece
+
+
+def _print_fabric(fabric: "Libfabric", console: "Console") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = f"libfabric {fabric.version}: its providers, as KVPUSH_FABRIC_PROVIDER names them"
+    table = Table(title=title, title_justify="left")
+    for heading in ("provider", "version", "protocol", "works", "GB/s", "note"):
+        table.add_column(heading, justify="right" if heading == "GB/s" else "left")
+    for one in fabric.providers:
+        rate = f"{one.gb_per_s:.2f}" if one.ok else ""
+        table.add_row(
+            escape(one.name), one.version, one.protocol, _works(one), rate, escape(one.detail or _note(one))
+        )
+    console.print(table)
+
+
+def _note(provider: "Provider") -> str:
+    return "" if provider.delivery_complete else "cannot tell when a write has arrived"
+
+
+def _works(one: "TransportReport | Provider") -> str:
+    return "[green]yes[/]" if one.ok else "[red]no[/]" if one.usable else "[yellow]not here[/]"

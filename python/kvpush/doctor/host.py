@@ -1,6 +1,5 @@
 """What this machine has: GPUs, NICs, libraries. Reads files and asks tools; never raises."""
 
-import ctypes
 import importlib.metadata
 import os
 import re
@@ -86,17 +85,6 @@ def nics(sys_class: Path = Path("/sys/class")) -> list[Nic]:
 def nixl_version() -> str | None:
     """Return the version of the installed NIXL package."""
     return version_of("nixl-cu13", "nixl-cu12", "nixl")
-
-
-def libfabric_version() -> str | None:
-    """Return the version of the libfabric that the loader finds."""
-    try:
-        library = ctypes.CDLL("libfabric.so.1")
-        library.fi_version.restype = ctypes.c_uint32
-        version = int(library.fi_version())
-    except (OSError, AttributeError):
-        return None
-    return f"{version >> 16}.{version & 0xFFFF}"
 
 
 def vllm() -> Vllm:

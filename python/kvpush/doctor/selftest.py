@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NUM_BLOCKS = 1024
 UNIT_SHAPE = (1, 16, 512)  # heads, tokens, bytes per head and token: 8 KiB per block
 ROUNDS = 5
-DEADLINE_S = 30.0
+DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
