@@ -344,11 +344,14 @@ def test_cores_are_shared_between_the_engines(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "fabric"])
+def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Path, transport: str) -> None:
     pytest.importorskip("vllm")
     kvpush = pytest.importorskip("kvpush")
     if not hasattr(kvpush, "Engine"):
         pytest.skip("the native module is not built")
+    if why := kvpush.transports().get(transport, "not in this build"):
+        pytest.skip(f"{transport}: {why}")
     if not smollm2.is_prepared(smollm2.default_cache_dir()):
         try:
             smollm2.gguf_path()
@@ -356,7 +359,17 @@ def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Pa
             pytest.skip(str(error))
     started = time.time()
     done = subprocess.run(
-        [sys.executable, "-m", "kvpush", "demo", "--json", "--log-dir", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "kvpush",
+            "demo",
+            "--transport",
+            transport,
+            "--json",
+            "--log-dir",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -367,6 +380,7 @@ def test_the_demo_moves_exactly_the_expected_kv_and_changes_no_text(tmp_path: Pa
     assert len(printed["requests"]) == sum(len(stage) for stage in STAGES)
     for request in printed["requests"]:
         assert request["equal"]
+        assert request["transport"] == transport
         assert request["bytes_moved"] == request["bytes_expected"] > 0
         assert 0 < request["network_ops"] < request["per_block_descriptors"]
     router_lines = demo_trace.read_lines(tmp_path / "router.trace.jsonl")
