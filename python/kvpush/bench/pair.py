@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpush.bench.arms import End, PairSpec, Variant
 from kvpush.bench.cases import Case
+from kvpush.bench.remote import RemoteProcess
 from kvpush.errors import KvpushError
 
 if TYPE_CHECKING:
@@ -45,32 +46,52 @@ class Round:
 
 
 class Pair:
-    """The two processes of one :class:`PairSpec`. A context manager: leaving it ends them."""
+    """The two processes of one :class:`PairSpec`. A context manager: leaving it ends them.
+
+    With `host`, the address of a ``kvpush bench peer``, D runs there. Its clock is another: a transfer then
+    ends when P has been told that D has seen it complete, on the way of the commands.
+    """
 
     def __init__(
-        self, spec: PairSpec, cache_bytes: int, env: Mapping[str, str | None], device: str = "cpu"
+        self,
+        spec: PairSpec,
+        cache_bytes: int,
+        env: Mapping[str, str | None],
+        device: str = "cpu",
+        host: tuple[str, int] | None = None,
     ) -> None:
         self.spec = spec
         self._case: Case | None = None
-        context = multiprocessing.get_context("spawn")
-        theirs_p, theirs_d = context.Pipe()
+        self._is_remote = host is not None
+        self._context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        for is_source, peer in ((True, theirs_p), (False, theirs_d)):
-            ours, pipe = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(pipe, peer, spec.factory, is_source, cache_bytes, device, dict(env)),
-                daemon=True,
-                name=f"bench {spec.name}",
-            )
-            process.start()
-            pipe.close()
-            peer.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        settings = (cache_bytes, device, dict(env))
+        if host is not None:
+            remote = RemoteProcess(host, (spec.factory, False, *settings))
+            self._start(remote.peer, True, settings)
+            self._pipes.append(remote.pipe)
+            self._processes.append(remote)
+        else:
+            theirs_p, theirs_d = self._context.Pipe()
+            self._start(theirs_p, True, settings)
+            self._start(theirs_d, False, settings)
         self._both()
         self.stop()
+
+    def _start(self, peer: Connection, is_source: bool, settings: tuple[Any, ...]) -> None:
+        ours, pipe = self._context.Pipe()
+        process = self._context.Process(
+            target=serve,
+            args=(pipe, peer, self.spec.factory, is_source, *settings),
+            daemon=True,
+            name=f"bench {self.spec.name}",
+        )
+        process.start()
+        pipe.close()
+        peer.close()
+        self._pipes.append(ours)
+        self._processes.append(process)
 
     def __enter__(self) -> "Pair":
         return self
@@ -123,10 +144,12 @@ class Pair:
             self.stop()
         if d["problem"]:
             raise BenchError(f"{variant.arm} over {variant.transport} moved wrong bytes: {d['problem']}")
-        starts = d["starts"] or p["starts"]
+        starts, all_ends = d["starts"] or p["starts"], d["ends"]
+        if self._is_remote and not d["starts"]:
+            all_ends = [[seen] * len(begun) for begun, seen in zip(starts, p["seen"], strict=True)]
         taken = [
             (min(begun), max(ended), [e - b for b, e in zip(begun, ended, strict=True)])
-            for begun, ended in zip(starts, d["ends"], strict=True)
+            for begun, ended in zip(starts, all_ends, strict=True)
         ]
         num_bytes = self._case.batch_bytes * self._case.num_batches
         return Round(
@@ -182,6 +205,9 @@ class Pair:
 
     def _signal(self, number: int) -> None:
         for process in self._processes:
+            if isinstance(process, RemoteProcess):
+                process.signal(number)
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
@@ -217,7 +243,7 @@ class _Worker:
         batches = make_batches(self._case, number, slot, num_slots)
         self._pipe.send(("ready", ""))
         self._pipe.recv()
-        starts = []
+        starts, seen = [], []
         cpu = time.process_time()
         for batch in batches:
             if self._case.idle_ms:
@@ -225,8 +251,9 @@ class _Worker:
             starts.append(self._end.submit(batch))
             self._end.drain()
             self._peer.recv_bytes()  # D has it all
+            seen.append(time.monotonic_ns())
         cpu = time.process_time() - cpu
-        return {"starts": starts, "cpu_s": cpu, "ops": self._end.network_ops()}
+        return {"starts": starts, "seen": seen, "cpu_s": cpu, "ops": self._end.network_ops()}
 
     def open(self, mode: str, number: int, slot: int, num_slots: int, verify: str) -> dict[str, Any]:
         from kvpush.bench.tables import compare, make_batches, poison
@@ -260,7 +287,7 @@ class _Worker:
         }
 
 
-def _serve(
+def serve(
     pipe: Connection,
     peer: Connection,
     factory: Any,

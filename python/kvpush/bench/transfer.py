@@ -92,6 +92,7 @@ def run(
     ucx_tls: Sequence[str] = (DEFAULT_TLS,),
     progress: Callable[[int, int, str], None] = lambda done, of, text: None,
     device: str = "cpu",
+    host: tuple[str, int] | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one case after another, for one UCX_TLS after another.
 
@@ -109,6 +110,8 @@ def run(
         Called before every round with the rounds done, of how many, and what comes.
     device : {"cpu", "cuda"}
         Where all caches are.
+    host : (str, int), optional
+        Address and port of the ``kvpush bench peer`` where D's processes are to run.
 
     Raises
     ------
@@ -126,7 +129,9 @@ def run(
         env = {"UCX_TLS": None if tls == DEFAULT_TLS else tls}
         progress(done, total, "starting the processes")
         with contextlib.ExitStack() as stack:
-            pairs = {s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env, device)) for s in specs}
+            pairs = {
+                s.name: stack.enter_context(Pair(s, cases[0].cache_bytes, env, device, host)) for s in specs
+            }
             for case in cases:
                 for pair in pairs.values():
                     pair.begin(case)

@@ -59,6 +59,7 @@ def transfer(
     ] = "0",
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, within a minute.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the results into this PNG file.")] = None,
+    peer: Annotated[str, typer.Option(help="HOST or HOST:PORT of a `kvpush bench peer`: D runs there.")] = "",
     device: _Device = "cpu",
     as_json: _Json = False,
 ) -> None:
@@ -72,7 +73,28 @@ def transfer(
         cases = _cases(
             block_bytes, run_blocks, num_layers, total_bytes, concurrency, model_shape, idle_ms, quick
         )
-        _transfer(cases, arms, fabric_provider, ucx_tls, rounds, cache_bytes, plot, _device(device), as_json)
+        _transfer(
+            cases, arms, fabric_provider, ucx_tls, rounds, cache_bytes, plot, peer, _device(device), as_json
+        )
+
+
+@bench.command()
+def peer(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 5700,
+) -> None:
+    """Run D's end of `kvpush bench transfer --peer` on this host, until interrupted.
+
+    Needs the same KVPUSH_SECRET on both hosts: whoever has it can run code here.
+    """
+    with _errors():
+        _check_packages("numpy")
+        from kvpush.bench import pair, remote
+
+        with contextlib.suppress(KeyboardInterrupt):
+            remote.serve(
+                (host, port), pair.serve, lambda got: typer.echo(f"kvpush bench peer: {host}:{got}", err=True)
+            )
 
 
 @bench.command()
@@ -242,11 +264,13 @@ def _transfer(
     rounds: int,
     cache_bytes: str,
     plot: Path | None,
+    peer: str,
     device: str,
     as_json: bool,
 ) -> None:
     from kvpush.bench.cases import parse_sizes, with_cache
     from kvpush.bench.output import print_rows
+    from kvpush.bench.remote import parse_peer
     from kvpush.bench.transfer import DEFAULT_TLS, choose_arms, run
 
     names = [name.strip() for name in arms.split(",") if name.strip()]
@@ -254,8 +278,9 @@ def _transfer(
     for line in left_out:
         typer.echo(line, err=True)
     cases = with_cache(cases, parse_sizes("cache-bytes", cache_bytes)[0])
+    host = parse_peer(peer) if peer else None
     with _bar() as show:
-        batches = run(cases, specs, rounds, ucx_tls or [DEFAULT_TLS], show, device)
+        batches = run(cases, specs, rounds, ucx_tls or [DEFAULT_TLS], show, device, host)
         lines = _emit(batches, as_json, None, print_rows)
     if plot is not None:
         from kvpush.bench.plot import draw
