@@ -15,6 +15,8 @@ constexpr TimeUs kPollIdleUs = 20000;
 constexpr TimeUs kPollFenceUs = 50;
 // How long to look on for the next box where the transport could wake us: a wake-up takes as long as a box.
 constexpr TimeUs kSpinUs = 200;
+// The same over a network: each part of a box that arrives would wake us, at the cost of the sender.
+constexpr TimeUs kSpinRemoteUs = 500;
 // Where goodbyes leave only while somebody polls.
 constexpr TimeUs kLingerUs = 20000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
@@ -49,6 +51,7 @@ Engine::Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, E
       config_(config),
       parts_(std::move(parts)),
       transport_name_(parts_.transport->name()),
+      spin_us_(parts_.transport->capabilities().mapped_slots ? kSpinUs : kSpinRemoteUs),
       core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer,
                                    parts_.incarnation, monotonic_us())),
       registry_(*cache_, config.max_open_transfers),
@@ -321,7 +324,7 @@ void Engine::run() {
     const bool commanded = !std::exchange(commands, {}).empty();
     if (stopping) core_->shut_down(now);
     const bool progressed = core_->turn(now);
-    if (core_->moved_at() == now) spin_until_ = monotonic_us() + kSpinUs;
+    if (core_->moved_at() == now) spin_until_ = monotonic_us() + spin_us_;
     std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
     publish();
     const bool done = core_->quiet() && now >= linger_until;

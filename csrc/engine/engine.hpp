@@ -102,6 +102,7 @@ class Engine {
   EngineConfig config_;
   EngineParts parts_;
   std::string transport_name_;
+  TimeUs spin_us_;
   std::unique_ptr<Core> core_;                       ///< progress thread only
   std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
   TimeUs spin_until_ = 0;                            ///< progress thread only
