@@ -46,8 +46,7 @@ Result<std::shared_ptr<const FabricApi>> load_fabric_api(const std::vector<std::
   return std::shared_ptr<const FabricApi>(std::move(api));
 }
 
-Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string& provider,
-                                         bool delivery_complete) {
+Result<FabricInfo> find_fabric_providers(const FabricApi& api, const FabricQuery& query) {
   const FabricInfo hints(api.dupinfo(nullptr), {&api});
   if (!hints) return Status(Code::kExhausted, "libfabric has no memory");
   hints->caps = kFiMsg | kFiRma;
@@ -57,17 +56,20 @@ Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string
   hints->domain_attr->threading = kFiThreadDomain;
   hints->domain_attr->resource_mgmt = kFiRmEnabled;
   hints->domain_attr->cq_data_size = sizeof(std::uint32_t);
-  if (delivery_complete) hints->tx_attr->op_flags = kFiDeliveryComplete;
+  if (query.delivery_complete) hints->tx_attr->op_flags = kFiDeliveryComplete;
   // freeinfo() frees it with free().
-  if (!provider.empty()) hints->fabric_attr->prov_name = strdup(provider.c_str());
+  if (!query.provider.empty()) hints->fabric_attr->prov_name = strdup(query.provider.c_str());
 
   FiInfo* found = nullptr;
-  const int code = api.getinfo(kFabricVersion, nullptr, nullptr, 0, hints.get(), &found);
+  const char* node = query.source.empty() ? nullptr : query.source.c_str();
+  const int code =
+      api.getinfo(kFabricVersion, node, nullptr, node == nullptr ? 0 : kFiSource, hints.get(), &found);
   if (code == 0 && found != nullptr) return FabricInfo(found, {&api});
   return Status(Code::kUnsupported,
                 "libfabric " + describe_fabric_version(api.version()) + " (" + api.path + ") has " +
-                    (provider.empty() ? "no provider" : "no provider '" + provider + "'") +
-                    " with messages, remote writes and immediate data here: " + api.strerror(-code));
+                    (query.provider.empty() ? "no provider" : "no provider '" + query.provider + "'") +
+                    " with messages, remote writes and immediate data here" +
+                    (node == nullptr ? "" : " at " + query.source) + ": " + api.strerror(-code));
 }
 
 }  // namespace kvpush

@@ -117,5 +117,11 @@ class BenchBuffer:
 
 def cuda_devices(library: str = "") -> list[dict[str, Any]]: ...
 def transports(
-    nixl_library: str = "", fabric_libraries: list[str] = ..., fabric_provider: str = ""
+    nixl_library: str = "",
+    fabric_libraries: list[str] = ...,
+    fabric_provider: str = "",
+    fabric_rails: Sequence[str] = (),
 ) -> dict[str, str]: ...
+def fabric_rails(
+    libraries: list[str], provider: str = "", rails: Sequence[str] = (), gpu_pci: str = ""
+) -> list[dict[str, Any]]: ...

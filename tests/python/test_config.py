@@ -64,6 +64,11 @@ def test_integers_of_other_types_are_taken():
         ("nixl_device_memory", "true"),
         ("fabric_library", 3),
         ("fabric_provider", None),
+        ("fabric_rails", "eth0"),
+        ("fabric_rails", ("eth0", "")),
+        ("fabric_rails", ("eth0", "eth0")),
+        ("fabric_rails", (1,)),
+        ("fabric_rails", tuple(f"eth{i}" for i in range(17))),
         ("cuda_library", None),
     ],
 )
@@ -87,6 +92,7 @@ def test_each_field_has_an_environment_variable():
         "cuda_bulk": ("1", True),
         "fabric_library": ("/lib/y.so", "/lib/y.so"),
         "fabric_provider": ("tcp;ofi_rxm", "tcp;ofi_rxm"),
+        "fabric_rails": ("eth0, 127.0.0.2", ("eth0", "127.0.0.2")),
         "slot_bytes": ("0x100", 256),
         "secret": ("correct horse battery", "correct horse battery"),
     }

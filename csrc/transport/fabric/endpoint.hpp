@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/bytes.hpp"
 #include "base/status.hpp"
@@ -33,12 +34,10 @@ enum class FabricStart : std::uint8_t {
 /// Reliable, connectionless, on one NIC. Externally synchronised: it moves only inside its calls.
 class FabricEndpoint {
  public:
-  /// `provider` by its libfabric name; empty takes the first that is there of efa, verbs, tcp, net.
-  /// Errors: Unsupported (no such provider, or none that sends `min_message_bytes` at once), Transport (it
-  /// refuses a call; its words).
-  static Result<std::unique_ptr<FabricEndpoint>> open(const std::shared_ptr<const FabricApi>& api,
-                                                      const std::string& provider,
-                                                      std::size_t min_message_bytes);
+  /// `delivers`: with operations that end when their data have arrived, which `info` must offer. Of a queue
+  /// of `queue_entries` it takes what it gets. Errors: Transport (libfabric refuses a call; its words).
+  static Result<std::unique_ptr<FabricEndpoint>> open(std::shared_ptr<const FabricApi> api, FabricInfo info,
+                                                      bool delivers, std::size_t queue_entries);
   FabricEndpoint(const FabricEndpoint&) = delete;
   FabricEndpoint& operator=(const FabricEndpoint&) = delete;
   ~FabricEndpoint() = default;
@@ -46,8 +45,6 @@ class FabricEndpoint {
   /// Ends all operations. Only registrations may be closed after this.
   void shut() noexcept { endpoint_.reset(); }
 
-  /// Provider and protocol with its version: two endpoints talk only if these are equal.
-  [[nodiscard]] const std::string& protocol() const noexcept { return protocol_; }
   /// How others address this endpoint.
   [[nodiscard]] const Bytes& name() const noexcept { return name_; }
   /// Whether a write that has completed is in the peer's memory, not just on its way.
@@ -58,6 +55,8 @@ class FabricEndpoint {
   }
   [[nodiscard]] std::size_t max_write_bytes() const noexcept { return info_->ep_attr->max_msg_size; }
   [[nodiscard]] std::size_t max_receives() const noexcept { return info_->rx_attr->size; }
+  /// How many completions may wait to be read.
+  [[nodiscard]] std::size_t queue_entries() const noexcept { return queue_entries_; }
   /// -1 where the provider has none.
   [[nodiscard]] int wait_fd() const noexcept { return wait_fd_; }
   /// Whether wait_fd() may be waited on: nothing is left to read.
@@ -87,17 +86,19 @@ class FabricEndpoint {
   [[nodiscard]] std::string describe(std::ptrdiff_t code) const;
 
  private:
-  FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo infos, FiInfo* info, bool delivers);
+  FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo info, bool delivers,
+                 std::size_t queue_entries)
+      : api_(std::move(api)), info_(std::move(info)), delivers_(delivers), queue_entries_(queue_entries) {}
   Status start();
   Status open_queue();
+  int try_open_queue(int wait_object);
   FabricStart started(std::ptrdiff_t code);
 
   std::shared_ptr<const FabricApi> api_;
-  FabricInfo infos_;
-  FiInfo* info_;  // the entry of infos_ that is used
+  FabricInfo info_;
   bool delivers_;
+  std::size_t queue_entries_;
   int wait_fd_ = -1;
-  std::string protocol_;
   Bytes name_;
   std::ptrdiff_t last_error_ = 0;
   // Closed from the last to the first.
