@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvpush.doctor.host import Gpu, Nic, Vllm
+    from kvpush.doctor.host import FabricRail, Gpu, Nic, Vllm
 
 _SELF_TEST_S = 120.0
 _GET_LIBFABRIC = "apt-get install libfabric1 (1.17 or newer), or your distribution's package"
@@ -52,6 +52,7 @@ class Report:
     nics: "list[Nic]"
     nixl: str | None
     libfabric: str | None
+    rails: "list[FabricRail]"
     vllm: "Vllm"
     missing: list[str] = field(default_factory=list)
 
@@ -102,6 +103,7 @@ def examine(progress: Any = lambda name: None) -> Report:
         nics=host.nics(),
         nixl=host.nixl_version(),
         libfabric=host.libfabric_version(),
+        rails=host.fabric_rails(),
         vllm=host.vllm(),
     )
     report.missing = _missing(report, no_gpu)
@@ -205,6 +207,7 @@ def _print(report: Report, console: "Console") -> None:
         for gpu in report.gpus
     )
     nics = "; ".join(f"{n.name} ({n.kind}, {n.state}{', ' + n.rate if n.rate else ''})" for n in report.nics)
+    rails = "; ".join(str(rail) for rail in report.rails if rail.chosen)
     vllm = report.vllm
     plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
     support = "supported" if vllm.supported else "NOT supported"
@@ -213,6 +216,7 @@ def _print(report: Report, console: "Console") -> None:
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),
         ("libfabric", report.libfabric or "not found"),
+        ("rails", rails or "none"),
         ("vLLM", f"{vllm.version} ({support}, {plugin})" if vllm.version else "not found"),
     ):
         console.print(f"{label:10}{escape(text)}")
