@@ -61,6 +61,7 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     options.provider = get<std::string>(description, "fabric_provider");
     options.rails = get<std::vector<std::string>>(description, "fabric_rails");
     options.device = std::move(device);
+    options.device_slots = get<bool>(description, "fabric_device_memory");
     return make_fabric_transport(api.value(), options);
   }
   return Status(Code::kInvalidArgument,
@@ -175,6 +176,7 @@ py::dict transports(const std::string& nixl_library, const std::vector<std::stri
     description["fabric_library"] = fabric_libraries;
     description["fabric_provider"] = fabric_provider;
     description["fabric_rails"] = fabric_rails;
+    description["fabric_device_memory"] = false;
     const auto made = make_transport(name, incarnation, description);
     found[name] = made.ok() ? std::string() : made.status().message();
   }
@@ -185,7 +187,7 @@ py::list fabric_rails(const std::vector<std::string>& libraries, const std::stri
                       const std::vector<std::string>& rails, const std::string& gpu_pci) {
   const auto api = check(load_fabric_api(libraries));
   py::list found;
-  for (const FabricNic& nic : check(list_fabric_nics(*api, {provider, rails, gpu_pci}))) {
+  for (const FabricNic& nic : check(list_fabric_nics(*api, {provider, rails, gpu_pci, false}))) {
     py::dict each;
     each["provider"] = nic.provider;
     each["protocol"] = nic.protocol;

@@ -57,6 +57,10 @@ Result<FabricInfo> find_fabric_providers(const FabricApi& api, const FabricQuery
   hints->domain_attr->resource_mgmt = kFiRmEnabled;
   hints->domain_attr->cq_data_size = sizeof(std::uint32_t);
   if (query.delivery_complete) hints->tx_attr->op_flags = kFiDeliveryComplete;
+  if (query.device_memory) {
+    hints->caps |= kFiHmem;
+    hints->domain_attr->mr_mode |= kFiMrHmem;
+  }
   // freeinfo() frees it with free().
   if (!query.provider.empty()) hints->fabric_attr->prov_name = strdup(query.provider.c_str());
 
@@ -68,7 +72,8 @@ Result<FabricInfo> find_fabric_providers(const FabricApi& api, const FabricQuery
   return Status(Code::kUnsupported,
                 "libfabric " + describe_fabric_version(api.version()) + " (" + api.path + ") has " +
                     (query.provider.empty() ? "no provider" : "no provider '" + query.provider + "'") +
-                    " with messages, remote writes and immediate data here" +
+                    " with messages, remote writes and immediate data" +
+                    (query.device_memory ? " for GPU memory" : "") + " here" +
                     (node == nullptr ? "" : " at " + query.source) + ": " + api.strerror(-code));
 }
 

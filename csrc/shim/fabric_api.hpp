@@ -6,6 +6,8 @@
 // fills have room behind them. Members that are never used are named unused*.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +33,7 @@ inline constexpr std::uint64_t kFiRecv = 1ULL << 10U;
 inline constexpr std::uint64_t kFiSend = 1ULL << 11U;  ///< also FI_TRANSMIT
 inline constexpr std::uint64_t kFiRemoteWrite = 1ULL << 13U;
 inline constexpr std::uint64_t kFiRemoteCqData = 1ULL << 17U;
+inline constexpr std::uint64_t kFiHmem = 1ULL << 47U;  ///< memory of devices
 inline constexpr std::uint64_t kFiDeliveryComplete = 1ULL << 28U;
 inline constexpr std::uint64_t kFiSource = 1ULL << 57U;  ///< of getinfo(): `node` is of this side
 // What an application supports of the modes that a provider may ask for.
@@ -41,6 +44,7 @@ inline constexpr std::uint32_t kFiMrLocal = 1U << 2U;
 inline constexpr std::uint32_t kFiMrVirtAddr = 1U << 4U;
 inline constexpr std::uint32_t kFiMrAllocated = 1U << 5U;
 inline constexpr std::uint32_t kFiMrProvKey = 1U << 6U;
+inline constexpr std::uint32_t kFiMrHmem = 1U << 10U;  ///< memory of devices is registered in any case
 
 inline constexpr int kFiEpRdm = 3;
 inline constexpr int kFiThreadDomain = 3;
@@ -236,11 +240,30 @@ struct FiOpsDomain {
   int (*endpoint)(FidDomain*, FiInfo*, FidEp**, void* context);
 };
 
+inline constexpr int kFiHmemCuda = 1;
+struct FiMrAttr {
+  const iovec* mr_iov = nullptr;
+  std::size_t iov_count = 0;
+  std::uint64_t access = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t requested_key = 0;
+  void* context = nullptr;
+  std::size_t auth_key_size = 0;
+  std::uint8_t* auth_key = nullptr;
+  int iface = 0;
+  std::uint64_t device = 0;  // a union in C: for CUDA an int, the device's index
+  std::uint64_t room[6] = {};
+};
+static_assert(offsetof(FiMrAttr, iface) == 64 && offsetof(FiMrAttr, device) == 72);
+
 struct FiOpsMr {
   std::size_t size;
   int (*reg)(Fid*, const void*, std::size_t, std::uint64_t access, std::uint64_t offset,
              std::uint64_t requested_key, std::uint64_t flags, FidMr**, void* context);
+  FiUnused unused_regv;
+  int (*regattr)(Fid*, const FiMrAttr*, std::uint64_t flags, FidMr**);
 };
+static_assert(offsetof(FiOpsMr, regattr) == 24);
 
 struct FidDomain {
   Fid fid;
@@ -381,6 +404,7 @@ using FabricInfo = std::unique_ptr<FiInfo, FabricInfoDeleter>;
 struct FabricQuery {
   std::string provider;            ///< only this one; empty: all
   bool delivery_complete = false;  ///< it can tell when a write has arrived
+  bool device_memory = false;      ///< it reads and writes memory of GPUs
   std::string source;              ///< an address of this host to use; empty: any
 };
 

@@ -116,6 +116,8 @@ class Config:
         device or an IP address of this host; in the environment separated by commas. Rail i of one engine
         talks to rail i of the other. Empty takes of ``efa`` and ``verbs`` those nearest to the cache's GPU or
         to this process, else the first that libfabric lists.
+    fabric_device_memory : bool
+        As ``nixl_device_memory``, of transport ``fabric``: its provider must have ``FI_HMEM``.
     secret : str
         Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
@@ -156,6 +158,7 @@ class Config:
     fabric_library: str = ""
     fabric_provider: str = ""
     fabric_rails: tuple[str, ...] = ()
+    fabric_device_memory: bool = False
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +188,7 @@ class Config:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
-        for name in ("cuda_bulk", "nixl_device_memory"):
+        for name in ("cuda_bulk", "nixl_device_memory", "fabric_device_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}={getattr(self, name)!r}: expected True or False")
         check_secret(self.secret)

@@ -379,9 +379,19 @@ int register_memory(Fid* domain, const void* data, std::size_t size, std::uint64
   return 0;
 }
 
+int register_device_memory(Fid* domain, const FiMrAttr* attributes, std::uint64_t flags, FidMr** mr) {
+  const Lock lock(net().mutex);
+  const int device = static_cast<int>(attributes->device);
+  const bool good = attributes->iface == kFiHmemCuda && device == net().policy.gpu;
+  if (!good || flags != 0 || attributes->iov_count != 1) return -ENOSYS;
+  const iovec& range = *attributes->mr_iov;
+  return register_memory(domain, range.iov_base, range.iov_len, attributes->access, 0,
+                         attributes->requested_key, 0, mr, nullptr);
+}
+
 int open_domain(FidFabric*, FiInfo* info, FidDomain** domain, void*) {
   static FiOpsDomain ops{sizeof(FiOpsDomain), open_av, open_cq, open_endpoint};
-  static FiOpsMr mr{sizeof(FiOpsMr), register_memory};
+  static FiOpsMr mr{sizeof(FiOpsMr), register_memory, nullptr, register_device_memory};
   const Lock lock(net().mutex);
   ++net().num_open;
   auto* const opened = new Domain;
@@ -449,6 +459,7 @@ FiInfo* make_info(int nic, FiInfo* next) {
 int get_info(std::uint32_t, const char* node, const char*, std::uint64_t, const FiInfo* hints,
              FiInfo** found) {
   const Lock lock(net().mutex);
+  if ((hints->caps & kFiHmem) != 0 && net().policy.gpu < 0) return -ENODATA;
   if (node != nullptr || (hints->tx_attr->op_flags != 0 && !net().policy.delivers)) return -ENODATA;
   *found = nullptr;
   for (int nic = net().policy.num_nics - 1; nic >= 0; --nic) *found = make_info(nic, *found);

@@ -21,6 +21,7 @@ struct Policy {
   std::uint32_t again = 0;        ///< a call that starts something answers -FI_EAGAIN
   std::uint32_t repeats = 0;      ///< an immediate comes again, some entries later
   std::uint32_t short_reads = 0;  ///< a read of the queue returns one entry of many
+  int gpu = -1;                   ///< FI_HMEM for the memory of this GPU; -1: none
   int num_nics = 1;               ///< "nic0", ... at PCI 0000:10:00.0, ...; each reaches all
   int stubborn_nic = -1;          ///< every call that starts a write or message answers -FI_EAGAIN
   int slow_nic = -1;              ///< what goes over it arrives last

@@ -252,7 +252,7 @@ conformance::Subject over(const std::string& label, const std::string& provider,
   subject.label = label;
   subject.make = [provider, rails](const Incarnation& self) -> std::unique_ptr<Transport> {
     const std::shared_ptr<const FabricApi> api = library();
-    const auto infos = find_fabric_providers(*api, {provider, false, {}});
+    const auto infos = find_fabric_providers(*api, {provider, false, false, {}});
     if (!infos.ok()) SKIP(infos.status().message());
     // A layered provider answers for the name of what it is layered on.
     if (const std::string name = infos.value()->fabric_attr->prov_name; name != provider) {

@@ -31,9 +31,11 @@ FidHandle<Object> own(Object* object) {
 
 Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::open(std::shared_ptr<const FabricApi> api,
                                                              FabricInfo info, bool delivers,
-                                                             std::size_t queue_entries) {
+                                                             std::size_t queue_entries,
+                                                             std::shared_ptr<const CudaDevice> device) {
   std::unique_ptr<FabricEndpoint> endpoint(
-      new FabricEndpoint(std::move(api), std::move(info), delivers, queue_entries));
+      new FabricEndpoint(std::move(api), std::move(info), delivers, queue_entries, std::move(device)));
+  const Scope scope(endpoint->device_);
   KVPUSH_TRY(endpoint->start());
   return endpoint;
 }
@@ -128,16 +130,33 @@ void FabricEndpoint::remove(FiAddr address) {
   static_cast<void>(addresses_->ops->remove(addresses_.get(), &address, 1, 0));
 }
 
-Result<FidHandle<FidMr>> FabricEndpoint::register_memory(Region region, std::uint64_t access) {
+Result<FidHandle<FidMr>> FabricEndpoint::register_memory(Region region, std::uint64_t access,
+                                                         bool on_device) {
+  const Scope scope(device_);
+  const iovec range{region.data, region.size_bytes};
+  FiMrAttr attributes;
+  attributes.mr_iov = &range;
+  attributes.iov_count = 1;
+  attributes.access = access;
+  // The providers export a dmabuf of it themselves where they need one (efa, verbs).
+  attributes.iface = kFiHmemCuda;
+  if (on_device) attributes.device = static_cast<std::uint64_t>(device_->index());
   int code = 0;
   for (int i = 0; i < kMaxKeyTries; ++i) {
     FidMr* registration = nullptr;
-    code = domain_->mr->reg(&domain_->fid, region.data, region.size_bytes, access, 0,
-                            random_key(info_->domain_attr->mr_key_size), 0, &registration, nullptr);
+    const std::uint64_t key = random_key(info_->domain_attr->mr_key_size);
+    attributes.requested_key = key;
+    code = on_device ? domain_->mr->regattr(&domain_->fid, &attributes, 0, &registration)
+                     : domain_->mr->reg(&domain_->fid, region.data, region.size_bytes, access, 0, key, 0,
+                                        &registration, nullptr);
     if (code == 0) return own(registration);
   }
-  return Status(Code::kTransport, "libfabric cannot register " + std::to_string(region.size_bytes) +
-                                      " bytes: " + describe(code));
+  const std::string what = on_device ? " bytes of GPU " + std::to_string(device_->index()) +
+                                           ", which needs drivers with GPUDirect: set fabric_device_memory "
+                                           "(KVPUSH_FABRIC_DEVICE_MEMORY) to false for pinned host memory: "
+                                     : " bytes: ";
+  return Status(Code::kTransport,
+                "libfabric cannot register " + std::to_string(region.size_bytes) + what + describe(code));
 }
 
 FabricStart FabricEndpoint::started(std::ptrdiff_t code) {
@@ -149,6 +168,7 @@ FabricStart FabricEndpoint::started(std::ptrdiff_t code) {
 
 FabricStart FabricEndpoint::write(FiAddr peer, ByteView source, void* descriptor, std::uint32_t immediate,
                                   std::uint64_t address, std::uint64_t key, void* context) {
+  const Scope scope(device_);
   return started(endpoint_->rma->writedata(endpoint_.get(), source.data(), source.size(), descriptor,
                                            immediate, peer, address, key, context));
 }

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "base/bytes.hpp"
 #include "base/status.hpp"
+#include "shim/cuda_device.hpp"
 #include "shim/fabric_api.hpp"
 #include "transport/transport.hpp"
 
@@ -35,9 +37,11 @@ enum class FabricStart : std::uint8_t {
 class FabricEndpoint {
  public:
   /// `delivers`: with operations that end when their data have arrived, which `info` must offer. Of a queue
-  /// of `queue_entries` it takes what it gets. Errors: Transport (libfabric refuses a call; its words).
+  /// of `queue_entries` it takes what it gets. `device`: whose memory it reads and writes, beside the host's;
+  /// may be null. Errors: Transport (libfabric refuses a call; its words).
   static Result<std::unique_ptr<FabricEndpoint>> open(std::shared_ptr<const FabricApi> api, FabricInfo info,
-                                                      bool delivers, std::size_t queue_entries);
+                                                      bool delivers, std::size_t queue_entries,
+                                                      std::shared_ptr<const CudaDevice> device);
   FabricEndpoint(const FabricEndpoint&) = delete;
   FabricEndpoint& operator=(const FabricEndpoint&) = delete;
   ~FabricEndpoint() = default;
@@ -65,8 +69,9 @@ class FabricEndpoint {
   Result<FiAddr> insert(ByteView name);
   void remove(FiAddr address);
 
-  /// Registers memory, with a key that cannot be guessed where keys are ours to choose.
-  Result<FidHandle<FidMr>> register_memory(Region region, std::uint64_t access);
+  /// Registers memory, with a key that cannot be guessed where keys are ours to choose. `on_device`: it is
+  /// the device's.
+  Result<FidHandle<FidMr>> register_memory(Region region, std::uint64_t access, bool on_device);
 
   // `context` is at least 64 bytes that are libfabric's until the operation has ended; so are the data.
   FabricStart write(FiAddr peer, ByteView source, void* descriptor, std::uint32_t immediate,
@@ -79,6 +84,7 @@ class FabricEndpoint {
   /// Moves everything, then reads what has ended: the number of entries, 0 for none, or a negative code.
   /// After -kFiAvail the next entry is an error: read_error().
   std::ptrdiff_t read(std::span<FiCqDataEntry> entries) {
+    const Scope scope(device_);
     return queue_->ops->read(queue_.get(), entries.data(), entries.size());
   }
   /// The error entry with its text; false when there is none.
@@ -86,15 +92,28 @@ class FabricEndpoint {
   [[nodiscard]] std::string describe(std::ptrdiff_t code) const;
 
  private:
+  /// Providers copy to and from device memory, and look it up, in the context that is current.
+  struct Scope {
+    explicit Scope(const std::shared_ptr<const CudaDevice>& device) {
+      if (device) cuda.emplace(*device);
+    }
+    std::optional<CudaScope> cuda;
+  };
+
   FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo info, bool delivers,
-                 std::size_t queue_entries)
-      : api_(std::move(api)), info_(std::move(info)), delivers_(delivers), queue_entries_(queue_entries) {}
+                 std::size_t queue_entries, std::shared_ptr<const CudaDevice> device)
+      : api_(std::move(api)),
+        device_(std::move(device)),
+        info_(std::move(info)),
+        delivers_(delivers),
+        queue_entries_(queue_entries) {}
   Status start();
   Status open_queue();
   int try_open_queue(int wait_object);
   FabricStart started(std::ptrdiff_t code);
 
   std::shared_ptr<const FabricApi> api_;
+  std::shared_ptr<const CudaDevice> device_;
   FabricInfo info_;
   bool delivers_;
   std::size_t queue_entries_;

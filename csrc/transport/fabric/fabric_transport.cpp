@@ -249,7 +249,8 @@ Result<std::unique_ptr<Transport>> make_over(const std::shared_ptr<const FabricA
   std::vector<FabricRail> rails;
   for (std::size_t i = 0; i < chosen.infos.size(); ++i) {
     auto endpoint =
-        FabricEndpoint::open(api, std::move(chosen.infos[i]), chosen.delivers, options.queue_entries);
+        FabricEndpoint::open(api, std::move(chosen.infos[i]), chosen.delivers, options.queue_entries,
+                             options.device_slots ? options.device : nullptr);
     if (!endpoint.ok()) return endpoint.status();
     const FabricNic& nic = chosen.nics[i];
     FabricRail& rail = rails.emplace_back();
@@ -278,9 +279,15 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
     return Status(Code::kInvalidArgument, "fabric_rails: " + std::to_string(options.rails.size()) +
                                               " rails, the limit is " + std::to_string(kFabricMaxRails));
   }
+  if (options.device_slots && !options.device) {
+    return Status(Code::kInvalidArgument,
+                  "fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) is set and this engine's cache is in "
+                  "host memory: set it to false");
+  }
   const FabricChoice choice{.provider = options.provider,
                             .rails = options.rails,
-                            .gpu_pci = options.device ? options.device->pci() : std::string()};
+                            .gpu_pci = options.device ? options.device->pci() : std::string(),
+                            .device_memory = options.device_slots};
   Status why;
   for (const bool delivers : {true, false}) {
     auto chosen = choose_fabric_nics(*api, choice, delivers);
@@ -290,7 +297,10 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
     if (made.ok()) return made;
     why = made.status();
   }
-  return why;
+  if (!options.device_slots || why.code() != Code::kUnsupported) return why;
+  return Status(why.code(), why.message() +
+                                "; fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) set to "
+                                "false uses pinned host memory");
 }
 
 }  // namespace kvpush

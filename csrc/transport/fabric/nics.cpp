@@ -133,7 +133,7 @@ Result<FabricInfo> copy_of(const FabricApi& api, const FiInfo* info) {
 
 /// The entry that a configured rail names.
 Result<FabricInfo> named(const FabricApi& api, const std::vector<FiInfo*>& infos, const std::string& name,
-                         bool delivers, const Topology& topology) {
+                         const FabricQuery& query, const Topology& topology) {
   for (const FiInfo* info : infos) {
     const FabricNic nic = describe(*info, topology);
     if (name == nic.domain || name == nic.device || name == nic.address) return copy_of(api, info);
@@ -141,7 +141,8 @@ Result<FabricInfo> named(const FabricApi& api, const std::vector<FiInfo*>& infos
   const std::string provider = text_of(infos.front()->fabric_attr->prov_name);
   if (is_address(name)) {
     // Providers list one address per interface and net, and take more.
-    const auto found = find_fabric_providers(api, {provider, delivers, name});
+    const auto found =
+        find_fabric_providers(api, {provider, query.delivery_complete, query.device_memory, name});
     if (!found.ok()) return found.status();
     const std::vector<FiInfo*> same = of_one_provider(found.value().get(), provider);
     return copy_of(api, same.front());
@@ -164,7 +165,8 @@ Status check_entry(const FabricApi& api, const std::vector<FiInfo*>& infos) {
 }  // namespace
 
 Result<FabricRailInfos> choose_fabric_nics(const FabricApi& api, const FabricChoice& choice, bool delivers) {
-  const auto found = find_fabric_providers(api, {choice.provider, delivers, {}});
+  const FabricQuery query{choice.provider, delivers, choice.device_memory, {}};
+  const auto found = find_fabric_providers(api, query);
   if (!found.ok()) return found.status();
   const Topology topology(choice.sysfs);
   const std::vector<FiInfo*> infos = of_one_provider(found.value().get(), choice.provider);
@@ -188,7 +190,7 @@ Result<FabricRailInfos> choose_fabric_nics(const FabricApi& api, const FabricCho
     return {};
   };
   for (const std::string& name : choice.rails) {
-    KVPUSH_TRY(add(named(api, infos, name, delivers, topology)));
+    KVPUSH_TRY(add(named(api, infos, name, query, topology)));
   }
   if (!choice.rails.empty()) return rails;
   for (const FiInfo* info : nearest(infos, choice.gpu_pci, topology)) KVPUSH_TRY(add(copy_of(api, info)));
@@ -200,7 +202,7 @@ Result<std::vector<FabricNic>> list_fabric_nics(const FabricApi& api, const Fabr
   if (!chosen.ok()) chosen = choose_fabric_nics(api, choice, false);
   if (!chosen.ok()) return chosen.status();
   std::vector<FabricNic> nics = std::move(chosen.value().nics);
-  const auto found = find_fabric_providers(api, {choice.provider, false, {}});
+  const auto found = find_fabric_providers(api, {choice.provider, false, choice.device_memory, {}});
   if (!found.ok()) return found.status();
   const Topology topology(choice.sysfs);
   for (const FiInfo* info = found.value().get(); info != nullptr; info = info->next) {

@@ -30,6 +30,7 @@ struct FabricChoice {
   std::string provider;            ///< empty: the first that is there of efa, verbs, tcp, net
   std::vector<std::string> rails;  ///< domains, devices or addresses, one rail each; empty: the nearest
   std::string gpu_pci;             ///< the GPU to be near to; empty: none
+  bool device_memory = false;      ///< NICs that read and write the GPU's memory
   std::string sysfs = "/sys";
 };
 

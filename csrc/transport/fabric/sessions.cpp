@@ -34,6 +34,7 @@ FabricTransport::FabricTransport(const FabricOptions& options, std::string proto
       try_again_us_(options.try_again_us),
       delivers_(delivers),
       device_(options.device),
+      device_slots_(options.device_slots),
       counters_(options.counters ? options.counters : std::make_shared<FabricCounters>()),
       process_(this_process()),
       rails_(std::move(rails)),
@@ -45,7 +46,9 @@ FabricTransport::FabricTransport(const FabricOptions& options, std::string proto
 }
 
 Status FabricTransport::start() {
-  auto buffers = allocate(FabricOperations::buffer_bytes(rails_.size()), kFiSend | kFiRecv);
+  // Messages are the CPU's, also where slots are a GPU's.
+  auto buffers = register_everywhere(
+      RemoteMemory::map(FabricOperations::buffer_bytes(rails_.size()), nullptr), kFiSend | kFiRecv, false);
   if (!buffers.ok()) return buffers.status();
   buffers_ = std::move(buffers).value();
   operations_.use(buffers_->memory.region().data);
@@ -76,14 +79,20 @@ FabricTransport::~FabricTransport() {
   for (auto& [id, closed] : closed_) free_landing(closed.landing);
 }
 
-Result<FabricMemory> FabricTransport::allocate(std::size_t size_bytes, std::uint64_t access) const {
-  auto memory = RemoteMemory::map(size_bytes, device_);
+Result<FabricMemory> FabricTransport::allocate_slots(std::size_t size_bytes, std::uint64_t access) const {
+  return register_everywhere(
+      device_slots_ ? RemoteMemory::allocate(size_bytes, device_) : RemoteMemory::map(size_bytes, device_),
+      access, device_slots_);
+}
+
+Result<FabricMemory> FabricTransport::register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
+                                                          bool on_device) const {
   if (!memory.ok()) return memory.status();
   FabricMemory registered{std::move(memory).value(), {}};
   for (const FabricRail& rail : rails_) {
     registered.registrations.emplace_back();
     if (rail.out) continue;
-    auto registration = rail.endpoint->register_memory(registered.memory.region(), access);
+    auto registration = rail.endpoint->register_memory(registered.memory.region(), access, on_device);
     if (!registration.ok()) return registration.status();
     registered.registrations.back() = std::move(registration).value();
   }
@@ -139,7 +148,7 @@ Result<Bytes> FabricTransport::open_landing(const SessionId& session, std::size_
   }
   const auto kept = keep_entries(num_slots, static_cast<std::uint32_t>(max_writes));
   if (!kept.ok()) return kept.status();
-  auto memory = allocate(slot_bytes * num_slots, kFiRemoteWrite);
+  auto memory = allocate_slots(slot_bytes * num_slots, kFiRemoteWrite);
   if (!memory.ok()) return memory.status();
   const auto index = take_index(session);
   if (!index.ok()) return index.status();
@@ -232,7 +241,7 @@ void FabricTransport::release(FabricPeer& peer) {
 }
 
 Result<Region> FabricTransport::allocate_staging(std::size_t size_bytes) {
-  auto memory = allocate(size_bytes, kFiWrite);
+  auto memory = allocate_slots(size_bytes, kFiWrite);
   if (!memory.ok()) return memory.status();
   staging_.push_back(std::move(memory).value());
   return staging_.back().memory.region();
@@ -240,6 +249,12 @@ Result<Region> FabricTransport::allocate_staging(std::size_t size_bytes) {
 
 void FabricTransport::release_staging(Region region) {
   std::erase_if(staging_, [&](const FabricMemory& each) { return each.memory.region().data == region.data; });
+}
+
+Status FabricTransport::clear_staging(Region region) {
+  const FabricMemory* const staging = staging_of({region.data, region.size_bytes});
+  if (staging == nullptr) return {Code::kTransport, "fabric: not staging memory"};
+  return staging->memory.clear(region.size_bytes);
 }
 
 const FabricMemory* FabricTransport::staging_of(ByteView source) const {

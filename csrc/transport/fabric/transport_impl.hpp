@@ -46,6 +46,7 @@ class FabricTransport final : public Transport {
   }
   Result<Region> allocate_staging(std::size_t size_bytes) override;
   void release_staging(Region region) override;
+  Status clear_staging(Region region) override;
 
   Sent post(const SessionId& session, TicketId ticket, ByteView source, std::uint32_t slot,
             ByteView notice) override;
@@ -73,7 +74,10 @@ class FabricTransport final : public Transport {
     TimeUs since = 0;
   };
 
-  Result<FabricMemory> allocate(std::size_t size_bytes, std::uint64_t access) const;
+  /// Of the host, or of the device if slots are there.
+  Result<FabricMemory> allocate_slots(std::size_t size_bytes, std::uint64_t access) const;
+  Result<FabricMemory> register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
+                                           bool on_device) const;
   void free_landing(FabricLanding& landing);
   [[nodiscard]] bool is_known(const SessionId& session) const;
   Result<std::uint16_t> take_index(const SessionId& session);
@@ -150,6 +154,7 @@ class FabricTransport final : public Transport {
   const TimeUs try_again_us_;
   const bool delivers_;
   const std::shared_ptr<const CudaDevice> device_;
+  const bool device_slots_;
   const std::shared_ptr<FabricCounters> counters_;
   const ProcessIdentity process_;
   std::vector<FabricRail> rails_;

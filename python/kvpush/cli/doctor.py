@@ -158,7 +158,9 @@ def _examine_on_gpu(name: str) -> TransportReport:
     result = _examine_transport(name, "", "gpu")
     result.memory = "GPU"
     if result.ok and not result.detail:  # else it warned: of slots elsewhere, too
-        on_device = name == "shm" or Config.from_env().nixl_device_memory
+        config = Config.from_env()
+        places = {"nixl": config.nixl_device_memory, "fabric": config.fabric_device_memory}
+        on_device = places.get(name, True)
         result.detail = "slots in GPU memory" if on_device else "slots in pinned host memory"
     return result
 
