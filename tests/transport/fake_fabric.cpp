@@ -297,6 +297,7 @@ int close_endpoint(Fid* fid) {
 
 int close_registration(Fid* fid) {
   const Lock lock(net().mutex);
+  if (!std::exchange(net().policy.closes_registrations, true)) return -EBUSY;
   std::erase(net().registrations, as<Registration>(base_of<FidMr>(fid)));
   return close_as<Registration, FidMr>(fid);
 }
@@ -445,7 +446,7 @@ FiInfo* make_info(int nic, FiInfo* next) {
   const Policy& policy = net().policy;
   FiInfo* const info = copy_info(nullptr);
   info->next = next;
-  info->fabric_attr->prov_name = strdup("efa");
+  info->fabric_attr->prov_name = strdup(policy.provider);
   info->ep_attr->max_msg_size = policy.max_message_bytes;
   info->rx_attr->size = policy.max_receives;
   info->domain_attr->name = strdup(("nic" + std::to_string(nic)).c_str());

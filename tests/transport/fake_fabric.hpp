@@ -12,6 +12,8 @@ namespace kvpush::fake_fabric {
 /// How the network behaves. Chances are in 256ths.
 struct Policy {
   std::uint64_t seed = 1;
+  const char* provider = "efa";
+  bool closes_registrations = true;          ///< false: the next that is closed is not, with an error
   std::size_t max_message_bytes = SIZE_MAX;  ///< what it says; writes above max_write_bytes are refused
   std::size_t max_write_bytes = SIZE_MAX;
   std::size_t max_receives = 256;

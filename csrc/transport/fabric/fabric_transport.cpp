@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "transport/fabric/revocation.hpp"
 #include "transport/fabric/transport_impl.hpp"
 
 namespace kvpush {
@@ -260,8 +261,11 @@ Result<std::unique_ptr<Transport>> make_over(const std::shared_ptr<const FabricA
                              ", PCI " + (nic.pci.empty() ? "unknown" : nic.pci) + ", NUMA node " +
                              std::to_string(nic.numa_node));
   }
+  const FabricRevocation revocation = fabric_revocation(chosen.nics.front().provider);
+  log(LogLevel::kInfo, std::string("fabric: access to landings ") +
+                           (revocation.revokes ? "is revoked: " : "cannot be revoked: ") + revocation.reason);
   auto transport = std::make_unique<FabricTransport>(options, chosen.nics.front().protocol, std::move(rails),
-                                                     chosen.delivers);
+                                                     chosen.delivers, revocation.revokes);
   KVPUSH_TRY(transport->start());
   return std::unique_ptr<Transport>(std::move(transport));
 }

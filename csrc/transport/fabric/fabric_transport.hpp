@@ -34,6 +34,7 @@ struct FabricOptions {
   std::size_t max_write_bytes = SIZE_MAX;    ///< a box of more goes as several writes
   std::size_t min_stripe_bytes = std::size_t{256} << 10U;  ///< a box of twice that goes over two rails, ...
   std::size_t queue_entries = std::size_t{64} << 10U;      ///< of each rail's completion queue, at most
+  TimeUs revoke_after_us = 1'000'000;        ///< for a peer to say itself that it writes no more
   TimeUs try_again_us = 10'000'000;          ///< until a lane that failed is given a trial message
   std::shared_ptr<FabricCounters> counters;  ///< optional
   std::shared_ptr<const CudaDevice> device;  ///< where this engine's cache is; null: in host memory
@@ -41,10 +42,10 @@ struct FabricOptions {
 };
 
 /// One endpoint per rail, on host memory, which is pinned for the device if there is one, or on device
-/// memory. It waits by descriptor where the provider has one, and cannot revoke a peer's access. Providers
-/// without progress of their own move data only while both sides poll. Errors: InvalidArgument (also
-/// device_slots without a device); Unsupported for a provider that is not there, or does not reach the
-/// device's memory; Transport.
+/// memory. It waits by descriptor where the provider has one, and revokes a peer's access only over providers
+/// of which that is known (revocation.hpp). Providers without progress of their own move data only while both
+/// sides poll. Errors: InvalidArgument (also device_slots without a device); Unsupported for a provider that
+/// is not there, or does not reach the device's memory; Transport.
 Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<const FabricApi>& api,
                                                          const FabricOptions& options);
 

@@ -82,7 +82,9 @@ void FabricTransport::note_lane(FabricPeer& peer, std::uint32_t index, const std
   lane.state = error == nullptr ? State::kWorks : State::kFailed;
   if (error != nullptr) lane.try_at = monotonic_us() + try_again_us_;
   if (before == lane.state || (before == State::kUntried && error == nullptr)) return;
-  log(error == nullptr ? LogLevel::kInfo : LogLevel::kWarning,
+  // Of a peer that ends all lanes fail.
+  const bool is_partial = error != nullptr && best_rank(peer) == static_cast<int>(State::kWorks);
+  log(is_partial ? LogLevel::kWarning : LogLevel::kInfo,
       "fabric rail " + rails_[lane.rail].label + " to a peer's rail " + std::to_string(lane.remote) +
           (error == nullptr ? " works again" : " fails, boxes go over the others: " + *error));
 }

@@ -220,7 +220,7 @@ void FabricTransport::sweep_peers(TimeUs now) {
 void FabricTransport::sweep_landings() {
   for (auto it = closed_.begin(); it != closed_.end();) {
     FabricClosedLanding& closed = it->second;
-    const bool over = closed.released && (closed.quiet || proven_dead(closed.process, process_));
+    const bool over = closed.released && is_quiet(closed);
     if (over) {
       free_landing(closed.landing);
     }

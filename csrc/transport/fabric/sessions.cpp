@@ -26,13 +26,15 @@ Status invalid(const SessionId& session, const std::string& why) {
 }  // namespace
 
 FabricTransport::FabricTransport(const FabricOptions& options, std::string protocol,
-                                 std::vector<FabricRail> rails, bool delivers)
+                                 std::vector<FabricRail> rails, bool delivers, bool revokes)
     : incarnation_(options.incarnation),
       protocol_(std::move(protocol)),
       max_posts_(options.max_posts_per_session),
       min_stripe_bytes_(options.min_stripe_bytes),
       try_again_us_(options.try_again_us),
+      revoke_after_us_(options.revoke_after_us),
       delivers_(delivers),
+      revokes_(revokes),
       device_(options.device),
       device_slots_(options.device_slots),
       counters_(options.counters ? options.counters : std::make_shared<FabricCounters>()),
@@ -274,6 +276,7 @@ void FabricTransport::close_session(const SessionId& session) {
     if (closing.peer != nullptr) announce(*closing.peer, session, FabricKind::kClosed);
     closed_.emplace(session, FabricClosedLanding{.landing = std::move(*closing.landing),
                                                  .process = std::move(closing.process),
+                                                 .revoke_at = monotonic_us() + revoke_after_us_,
                                                  .quiet = closing.peer_quiet || !closing.spoke});
   } else {
     const bool quiet = closing.num_posts == 0 && !closing.uncertain && delivers_;
@@ -305,9 +308,24 @@ void FabricTransport::orphan_posts(const SessionId& session) {
 bool FabricTransport::landing_quiet(const SessionId& session) {
   const auto closed = closed_.find(session);
   if (closed == closed_.end()) return false;
-  FabricClosedLanding& landing = closed->second;
-  if (!landing.quiet) landing.quiet = proven_dead(landing.process, process_);
-  return landing.quiet;
+  return is_quiet(closed->second);
+}
+
+bool FabricTransport::is_quiet(FabricClosedLanding& closed) const {
+  if (!closed.quiet) closed.quiet = proven_dead(closed.process, process_);
+  // Not at once: a write that is refused ends its whole connection, and the peer may be about to say that it
+  // has written its last.
+  if (!closed.quiet && revokes_ && monotonic_us() >= closed.revoke_at) {
+    bool revoked = true;
+    for (FidHandle<FidMr>& registration : closed.landing.memory.registrations) {
+      if (registration == nullptr) continue;
+      FidMr* const region = registration.release();
+      revoked &= region->fid.ops->close(&region->fid) == 0;
+    }
+    closed.quiet = revoked;
+    closed.revoke_at = kNever;
+  }
+  return closed.quiet;
 }
 
 void FabricTransport::release_landing(const SessionId& session) {

@@ -88,6 +88,7 @@ struct FabricSession {
 struct FabricClosedLanding {
   FabricLanding landing;
   ProcessIdentity process;
+  TimeUs revoke_at = kNever;
   bool quiet = false;
   bool released = false;
 };

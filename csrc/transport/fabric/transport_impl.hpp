@@ -22,9 +22,9 @@ namespace kvpush {
 /// lanes.cpp chooses the way, queue.cpp takes what the completion queues tell. Progress thread only.
 class FabricTransport final : public Transport {
  public:
-  /// `delivers`: all rails tell when a write has arrived.
+  /// `delivers`: all rails tell when a write has arrived. `revokes`: closing a registration ends access.
   FabricTransport(const FabricOptions& options, std::string protocol, std::vector<FabricRail> rails,
-                  bool delivers);
+                  bool delivers, bool revokes);
   ~FabricTransport() override;
   /// Registers the buffers of messages. Once, before anything else.
   Status start();
@@ -79,6 +79,8 @@ class FabricTransport final : public Transport {
   Result<FabricMemory> register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
                                            bool on_device) const;
   void free_landing(FabricLanding& landing);
+  /// Whether nobody writes a closed landing any more; ends the peer's access where that is possible.
+  [[nodiscard]] bool is_quiet(FabricClosedLanding& closed) const;
   [[nodiscard]] bool is_known(const SessionId& session) const;
   Result<std::uint16_t> take_index(const SessionId& session);
   /// Keeps entries of the queues for a landing's writes.
@@ -152,7 +154,9 @@ class FabricTransport final : public Transport {
   const std::size_t max_posts_;
   const std::size_t min_stripe_bytes_;
   const TimeUs try_again_us_;
+  const TimeUs revoke_after_us_;
   const bool delivers_;
+  const bool revokes_;
   const std::shared_ptr<const CudaDevice> device_;
   const bool device_slots_;
   const std::shared_ptr<FabricCounters> counters_;
