@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from engines import cache, settings, why_not
 
 import kvpush
 
@@ -27,7 +28,6 @@ CONFIG = {
     "num_slots": NUM_SLOTS,
     "close_timeout_s": 1.0,
 }
-TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), "fabric"]
 
 
 class _Served:
@@ -35,14 +35,11 @@ class _Served:
 
     def __init__(self, transport: str, is_source: bool) -> None:
         import numpy as np
-        from engines import cache
 
         self.array = np.zeros((64, 2, 4, 8), dtype=np.float32)
         if is_source:
             self.array += np.arange(1, 65, dtype=np.float32)[:, None, None, None]
-        self.engine = kvpush.Engine(
-            cache([[self.array]]), kvpush.Config.from_env(transport=transport, **CONFIG)
-        )
+        self.engine = kvpush.Engine(cache([[self.array]]), kvpush.Config(**settings(transport), **CONFIG))
         self.pushes: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.receives: dict[str, Any] = {}
@@ -182,7 +179,7 @@ class Pool:
     @contextlib.contextmanager
     def take(self, transport: str, *roles: str) -> Iterator[list[Worker]]:
         """A worker for each role, "p" or "d". Those that live come back, unless the test fails."""
-        if transport != "shm" and (why := kvpush.transports()[transport]):
+        if why := why_not(transport):
             pytest.skip(why)
         taken: list[tuple[list[Worker], Worker]] = []
         for role in roles:

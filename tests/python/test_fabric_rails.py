@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from engines import DIGEST, pair, wait
+from engines import DIGEST, FABRICS, pair, wait
 
 import kvpush
 
@@ -15,16 +13,13 @@ RAILS = ("127.0.0.1", "127.0.0.2")
 
 def over(rails: tuple[str, ...]) -> dict:
     # Of libfabric 1.17 "tcp" is tcp;ofi_rxm.
-    return {
-        "fabric_provider": "tcp",
-        "fabric_rails": rails,
-        "fabric_library": os.environ.get("KVPUSH_FABRIC_LIBRARY", ""),
-    }
+    return {"fabric_provider": "tcp", "fabric_rails": rails}
 
 
-def test_large_boxes_arrive_over_two_rails():
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_large_boxes_arrive_over_two_rails(fabric):
     config = {**over(RAILS), "slot_bytes": 1 << 20}
-    with pair("fabric", config=config, num_planes=2, blocks=64, tokens=64, content=64) as both:
+    with pair(fabric, config=config, num_planes=2, blocks=64, tokens=64, content=64) as both:
         blocks = list(range(64))
         push = both.p.push("k", digest=DIGEST)
         receive = both.d.receive(both.peer, "k", digest=DIGEST, blocks=[blocks])
@@ -36,6 +31,7 @@ def test_large_boxes_arrive_over_two_rails():
             np.testing.assert_array_equal(sent, received)
 
 
-def test_a_rail_that_is_not_there_is_named():
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rail_that_is_not_there_is_named(fabric):
     with pytest.raises(kvpush.Unsupported, match="no 'ib99' here"):
-        pair("fabric", config=over(("127.0.0.1", "ib99")))
+        pair(fabric, config=over(("127.0.0.1", "ib99")))

@@ -281,6 +281,9 @@ conformance::Subject fabric_rxm() {
   return subject;
 }
 conformance::Subject fabric_net() {
+#ifdef __SANITIZE_ADDRESS__
+  SKIP("libfabric 1.17 leaks in its provider net, which the address sanitizer reports");
+#endif
   return over("fabric_net", "net");
 }
 conformance::Subject fabric_shm() {
