@@ -25,14 +25,15 @@ Id get_uuid(ByteReader& in) {
   return id;
 }
 
-FabricRailInfo get_rail(ByteReader& in) {
-  FabricRailInfo rail;
+/// False: its flag is none.
+bool get_rail(ByteReader& in, FabricRailInfo& rail) {
   const ByteView endpoint = in.get_blob(kMaxNameBytes);
   rail.endpoint.assign(endpoint.begin(), endpoint.end());
-  rail.alive = in.get<std::uint8_t>() != 0;
+  const auto alive = in.get<std::uint8_t>();
+  rail.alive = alive == 1;
   rail.base = in.get<std::uint64_t>();
   rail.key = in.get<std::uint64_t>();
-  return rail;
+  return alive <= 1;
 }
 
 Status refused(const std::string& why) {
@@ -107,7 +108,8 @@ Result<FabricDescription> decode_fabric_description(ByteView bytes) {
   if (num_rails > kFabricMaxRails) {
     return refused(std::to_string(num_rails) + " rails, the limit is " + std::to_string(kFabricMaxRails));
   }
-  for (std::uint8_t i = 0; i < num_rails; ++i) result.rails.push_back(get_rail(in));
+  bool plausible = true;
+  for (std::uint8_t i = 0; i < num_rails; ++i) plausible &= get_rail(in, result.rails.emplace_back());
   result.landing.slot_bytes = in.get<std::uint64_t>();
   result.landing.num_slots = in.get<std::uint32_t>();
   result.landing.max_writes = in.get<std::uint32_t>();
@@ -115,6 +117,7 @@ Result<FabricDescription> decode_fabric_description(ByteView bytes) {
   const auto checksum = in.get<std::uint64_t>();
   if (!in.done()) return refused("truncated or overlong (" + std::to_string(bytes.size()) + " bytes)");
   if (checksum != fnv1a(bytes.first(bytes.size() - sizeof(checksum)))) return refused("damaged (checksum)");
+  if (!plausible) return refused("a rail that is neither alive nor dead");
   KVPUSH_TRY(check_rails(result));
   const bool printable = std::all_of(result.protocol.begin(), result.protocol.end(),
                                      [](char c) { return c >= ' ' && c <= '~'; });
