@@ -1,0 +1,39 @@
+import pytest
+from network import LossyNetwork, Network, made
+from workers import Pool, Worker
+
+# Of one block 256 KiB, so that a transfer takes a while and a slot holds few.
+CONTENT = 8192
+SLOTS = {"slot_bytes": 1 << 20, "num_slots": 4}
+
+
+def _pool(network: Network, **config) -> Pool:
+    def make(transport: str, is_source: bool) -> Worker:
+        program = str(network.programs["p" if is_source else "d"])
+        return Worker(transport, is_source, CONTENT, program, **SLOTS, **config)
+
+    return Pool(make)
+
+
+@pytest.fixture(scope="module")
+def one_network(tmp_path_factory):
+    with made(Network, tmp_path_factory.mktemp("netns")) as network:
+        network.pool = _pool(network)
+        yield network
+        network.pool.close()
+
+
+@pytest.fixture
+def network(one_network):
+    """Namespaces and their workers; the links are up."""
+    yield one_network
+    one_network.set_links(up=True)
+
+
+@pytest.fixture
+def lossy(tmp_path):
+    with made(LossyNetwork, tmp_path) as network:
+        # Loss alone is no death: several losses of one segment take TCP a second or more.
+        network.pool = _pool(network, peer_timeout_s=10.0)
+        yield network
+        network.pool.close()
