@@ -24,6 +24,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/pip --disable-pip-version-check
+# Where no NIC needs it: UCX's InfiniBand module crashes at exit beside the system's libibverbs (docs/gotchas.md).
+ifeq ($(wildcard /sys/class/infiniband/*),)
+export UCX_MODULES ?= ^ib
+endif
 # cmake and ninja of .venv, so that build directories keep their paths from run to run.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

@@ -16,8 +16,8 @@ def main(arguments: list[str]) -> int:
         # Before the package is installed: the tests take the libfabric that the loader finds.
         print(f"run_ctest.py: no libraries of wheels: {error}")
         nixl, fabrics = None, [os.environ.get("KVPUSH_FABRIC_LIBRARY", "")]
-    if not {"asan", "tsan"}.isdisjoint(arguments):
-        nixl = None  # the libraries that UCX brings crash at exit under the address sanitizer
+    if "tsan" in arguments:
+        nixl = None  # its libraries crash there at the start
     found = {"KVPUSH_NIXL_LIBRARY": os.environ.get("KVPUSH_NIXL_LIBRARY") or nixl or ""}
     codes = []
     for i, fabric in enumerate(fabrics):
