@@ -237,7 +237,8 @@ def transfer(p: Worker, d: Worker, peer: str, key: str, source: list[int], targe
     """One whole transfer, checked on both sides."""
     d.receive(peer, key, target)
     p.push(key, source)
-    assert d.event(key, DEADLINE_S / 2) == ("received", "ok")
+    received = d.event(key, DEADLINE_S / 2)
+    assert received == ("received", "ok"), f"{key} at D: {received}"
     assert p.event(key, DEADLINE_S / 2) == ("sent", "ok")
     assert d.blocks(target) == [block + 1 for block in source]
 

@@ -30,6 +30,22 @@ def network(one_network):
     one_network.set_links(up=True)
 
 
+@pytest.fixture(scope="module")
+def two_rail_network(tmp_path_factory):
+    with made(Network, tmp_path_factory.mktemp("rails"), num_rails=2) as network:
+        # A link that is silent ends nothing by itself: what waits for it does so at most this long.
+        network.pool = _pool(network, fabric_rails=("rail0", "rail1"), progress_timeout_s=2.0)
+        yield network
+        network.pool.close()
+
+
+@pytest.fixture
+def rails(two_rail_network):
+    """As `network`, with two links that transport fabric takes as its rails."""
+    yield two_rail_network
+    two_rail_network.set_links(up=True)
+
+
 @pytest.fixture
 def lossy(tmp_path):
     with made(LossyNetwork, tmp_path) as network:

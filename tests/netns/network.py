@@ -116,10 +116,10 @@ class LossyNetwork(Network):
 
 
 @contextlib.contextmanager
-def made(kind: type[Network], folder: Path):
+def made(kind: type[Network], folder: Path, num_rails: int = 1):
     """A network, or a skip that says why not; it is removed whatever happens."""
     try:
-        network = kind(folder)
+        network = kind(folder, num_rails)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
     except OSError as error:

@@ -181,3 +181,50 @@ def test_packets_that_get_lost_cost_time_only(lossy, transport):
             assert end_both(p, d, key) == (("sent", "ok"), ("received", "ok"))
         assert d.blocks(list(range(32, 64))) == list(range(1, 33))
         served_again(p, d, peer)
+
+
+@pytest.mark.parametrize("transport", FABRICS)
+def test_boxes_go_over_both_rails(rails, transport):
+    with rails.pool.take(transport, "p", "d") as (p, d):
+        peer = connect(p, d)
+        before = [rails.bytes_sent(rail) for rail in range(2)]
+        bytes_before = d.stats()["bytes_received"]
+        transfer(p, d, peer, next(_keys), list(range(32)), list(range(32, 64)))
+        received = d.stats()["bytes_received"] - bytes_before
+        for rail in range(2):
+            assert rails.bytes_sent(rail) - before[rail] > received / 4 > 0
+        served_again(p, d, peer)
+
+
+@pytest.mark.parametrize("transport", FABRICS)
+@pytest.mark.parametrize("rail", range(2))
+def test_one_rail_of_two_goes_down_in_mid_transfer(rails, transport, rail):
+    """A link that is silent is no failed write: without its first rail a session is lost, as messages go
+    there, and what waits on the second ends at progress_timeout_s.
+    """
+    blocks = list(range(32))
+    with rails.pool.take(transport, "p", "d") as (p, d):
+        peer = connect(p, d)
+        key = next(_keys)
+        d.receive(peer, key, blocks)
+        before = d.stats()["boxes_received"]
+        p.push(key, blocks[:8], False)
+        until(lambda: d.stats()["boxes_received"] > before, "boxes arrive")
+        rails.set_link(rail, up=False)
+        p.advance(key, blocks[8:])
+        received, sent = d.event(key, DEADLINE_S), p.event(key, DEADLINE_S)
+        if received == ("received", "ok"):
+            assert d.blocks(blocks) == [block + 1 for block in blocks]
+        else:
+            assert received[0] == "failed"
+        assert sent[0] in ("sent", "failed")
+        d.scribble(blocks, SCRIBBLE)
+        if rail == 0:
+            assert d.is_lost(peer, DEADLINE_S)
+            assert p.is_lost(peer, DEADLINE_S)
+        else:
+            d.call("disconnect", peer)
+        rails.set_link(rail, up=True)
+        link_carries_again(p, d)
+        assert d.blocks(blocks) == [SCRIBBLE] * len(blocks)
+        served_again(p, d)
