@@ -4,13 +4,14 @@ from workers import Pool, Worker
 
 # Of one block 256 KiB, so that a transfer takes a while and a slot holds few.
 CONTENT = 8192
-SLOTS = {"slot_bytes": 1 << 20, "num_slots": 4}
+# Silence is judged late: on a busy machine so many bytes leave a process waiting for long.
+CONFIG = {"slot_bytes": 1 << 20, "num_slots": 4, "peer_timeout_s": 1.6}
 
 
 def _pool(network: Network, **config) -> Pool:
     def make(transport: str, is_source: bool) -> Worker:
         program = str(network.programs["p" if is_source else "d"])
-        return Worker(transport, is_source, CONTENT, program, **SLOTS, **config)
+        return Worker(transport, is_source, CONTENT, program, **{**CONFIG, **config})
 
     return Pool(make)
 
