@@ -11,6 +11,7 @@
 #include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
 #include "transport/fabric/fabric_transport.hpp"
+#include "transport/fabric/nics.hpp"
 #include "transport/fault/fault_transport.hpp"
 #include "transport/nixl/nixl_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
@@ -60,7 +61,9 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     options.incarnation = incarnation;
     options.pin_budget_us = get<TimeUs>(description, "peer_timeout_us") / 10;
     options.provider = get<std::string>(description, "fabric_provider");
+    options.rails = get<std::vector<std::string>>(description, "fabric_rails");
     options.device = std::move(device);
+    options.device_slots = get<bool>(description, "fabric_device_memory");
     return make_fabric_transport(api.value(), options);
   }
   return Status(Code::kInvalidArgument,
@@ -162,7 +165,7 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
 }
 
 py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
-                    const std::string& fabric_provider) {
+                    const std::string& fabric_provider, const std::vector<std::string>& fabric_rails) {
   py::dict found;
   for (const char* name : {"shm", "nixl", "fabric"}) {
     Incarnation incarnation;
@@ -174,8 +177,30 @@ py::dict transports(const std::string& nixl_library, const std::vector<std::stri
     description["nixl_device_memory"] = false;
     description["fabric_library"] = fabric_libraries;
     description["fabric_provider"] = fabric_provider;
+    description["fabric_rails"] = fabric_rails;
+    description["fabric_device_memory"] = false;
     const auto made = make_transport(name, incarnation, description);
     found[name] = made.ok() ? std::string() : made.status().message();
+  }
+  return found;
+}
+
+py::list fabric_rails(const std::vector<std::string>& libraries, const std::string& provider,
+                      const std::vector<std::string>& rails, const std::string& gpu_pci) {
+  const auto api = check(load_fabric_api(libraries));
+  py::list found;
+  for (const FabricNic& nic : check(list_fabric_nics(*api, {provider, rails, gpu_pci, false}))) {
+    py::dict each;
+    each["provider"] = nic.provider;
+    each["protocol"] = nic.protocol;
+    each["domain"] = nic.domain;
+    each["device"] = nic.device;
+    each["address"] = nic.address;
+    each["pci"] = nic.pci;
+    each["numa_node"] = nic.numa_node;
+    each["gbit_per_s"] = static_cast<double>(nic.bits_per_s) / 1e9;
+    each["chosen"] = nic.chosen;
+    found.append(each);
   }
   return found;
 }

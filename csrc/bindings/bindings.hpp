@@ -48,7 +48,11 @@ std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& ca
 
 /// Transport name to "", or to why it cannot be used here.
 py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
-                    const std::string& fabric_provider);
+                    const std::string& fabric_provider, const std::vector<std::string>& fabric_rails);
+
+/// The NICs that libfabric has for transport fabric, and which of them an engine with these settings takes.
+py::list fabric_rails(const std::vector<std::string>& libraries, const std::string& provider,
+                      const std::vector<std::string>& rails, const std::string& gpu_pci);
 
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);

@@ -12,5 +12,10 @@ PYBIND11_MODULE(_core, module) {
   module.def("transports", &kvpush::bindings::transports, pybind11::arg("nixl_library") = "",
              pybind11::arg("fabric_libraries") = std::vector<std::string>{"libfabric.so.1"},
              pybind11::arg("fabric_provider") = "",
+             pybind11::arg("fabric_rails") = std::vector<std::string>{},
              "Which transports this build and machine can use: name to '' or to the reason why not.");
+  module.def("fabric_rails", &kvpush::bindings::fabric_rails, pybind11::arg("libraries"),
+             pybind11::arg("provider") = "", pybind11::arg("rails") = std::vector<std::string>{},
+             pybind11::arg("gpu_pci") = "",
+             "The NICs that libfabric has, and which of them become an engine's rails.");
 }

@@ -1,5 +1,7 @@
 #include "shim/cuda_device.hpp"
 
+#include <cstdio>
+
 namespace kvpush {
 namespace {
 
@@ -10,6 +12,18 @@ std::string hex(const CudaUuid& uuid) {
     text += kDigits[byte >> 4U];
     text += kDigits[byte & 15U];
   }
+  return text;
+}
+
+std::string pci_of(const CudaDriver& cuda, int index) {
+  int domain = 0;
+  int bus = 0;
+  int device = 0;
+  const bool told = cuda.device_get_attribute(&domain, kCudaAttributePciDomain, index) == kCudaOk &&
+                    cuda.device_get_attribute(&bus, kCudaAttributePciBus, index) == kCudaOk &&
+                    cuda.device_get_attribute(&device, kCudaAttributePciDevice, index) == kCudaOk;
+  char text[32] = {};
+  if (told) (void)std::snprintf(text, sizeof(text), "%04x:%02x:%02x.0", domain, bus, device);
   return text;
 }
 
@@ -51,6 +65,7 @@ Result<std::shared_ptr<const CudaDevice>> CudaDevice::open(std::shared_ptr<const
   } else if ((static_cast<unsigned>(flush) & kCudaFlushFromHost) != 0) {
     device->direct_writes_ = CudaDirectWrites::kFlushed;
   }
+  device->pci_ = pci_of(cuda, index);
   KVPUSH_TRY(cuda.check(cuda.primary_context_retain(&device->context_, index), "cuDevicePrimaryCtxRetain"));
   return std::shared_ptr<const CudaDevice>(std::move(device));
 }

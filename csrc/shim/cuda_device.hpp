@@ -35,6 +35,8 @@ class CudaDevice {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   /// 32 hex digits; the same in every process.
   [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
+  /// Where it is in the host, as sysfs spells it: "0000:3b:00.0"; empty if the driver does not tell.
+  [[nodiscard]] const std::string& pci() const noexcept { return pci_; }
   [[nodiscard]] int num_sms() const noexcept { return num_sms_; }
   /// 10 * major + minor.
   [[nodiscard]] int compute() const noexcept { return compute_; }
@@ -50,6 +52,7 @@ class CudaDevice {
   CudaContext context_ = nullptr;
   std::string name_;
   std::string uuid_;
+  std::string pci_;
   int num_sms_ = 0;
   int compute_ = 0;
   CudaDirectWrites direct_writes_ = CudaDirectWrites::kUnordered;

@@ -47,8 +47,7 @@ Result<std::shared_ptr<const FabricApi>> load_fabric_api(const std::vector<std::
   return std::shared_ptr<const FabricApi>(std::move(api));
 }
 
-Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string& provider,
-                                         bool delivery_complete) {
+Result<FabricInfo> find_fabric_providers(const FabricApi& api, const FabricQuery& query) {
   const FabricInfo hints(api.dupinfo(nullptr), {&api});
   if (!hints) return Status(Code::kExhausted, "libfabric has no memory");
   hints->caps = kFiMsg | kFiRma;
@@ -58,17 +57,25 @@ Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string
   hints->domain_attr->threading = kFiThreadDomain;
   hints->domain_attr->resource_mgmt = kFiRmEnabled;
   hints->domain_attr->cq_data_size = sizeof(std::uint32_t);
-  if (delivery_complete) hints->tx_attr->op_flags = kFiDeliveryComplete;
+  if (query.delivery_complete) hints->tx_attr->op_flags = kFiDeliveryComplete;
+  if (query.device_memory) {
+    hints->caps |= kFiHmem;
+    hints->domain_attr->mr_mode |= kFiMrHmem;
+  }
   // freeinfo() frees it with free().
-  if (!provider.empty()) hints->fabric_attr->prov_name = strdup(provider.c_str());
+  if (!query.provider.empty()) hints->fabric_attr->prov_name = strdup(query.provider.c_str());
 
   FiInfo* found = nullptr;
-  const int code = api.getinfo(kFabricVersion, nullptr, nullptr, 0, hints.get(), &found);
+  const char* node = query.source.empty() ? nullptr : query.source.c_str();
+  const int code =
+      api.getinfo(kFabricVersion, node, nullptr, node == nullptr ? 0 : kFiSource, hints.get(), &found);
   if (code == 0 && found != nullptr) return FabricInfo(found, {&api});
   return Status(Code::kUnsupported,
                 "libfabric " + describe_fabric_version(api.version()) + " (" + api.path + ") has " +
-                    (provider.empty() ? "no provider" : "no provider '" + provider + "'") +
-                    " with messages, remote writes and immediate data here: " + api.strerror(-code));
+                    (query.provider.empty() ? "no provider" : "no provider '" + query.provider + "'") +
+                    " with messages, remote writes and immediate data" +
+                    (query.device_memory ? " for GPU memory" : "") + " here" +
+                    (node == nullptr ? "" : " at " + query.source) + ": " + api.strerror(-code));
 }
 
 std::vector<FabricProvider> list_fabric_providers(const FabricApi& api) {
@@ -84,7 +91,7 @@ std::vector<FabricProvider> list_fabric_providers(const FabricApi& api) {
     one.name = name;
     one.version = info->fabric_attr->prov_version;
     for (const bool delivers : {true, false}) {
-      const auto usable = find_fabric_providers(api, one.name, delivers);
+      const auto usable = find_fabric_providers(api, {one.name, delivers, false, {}});
       one.reason = usable.status().message();
       if (!usable.ok()) continue;
       one.protocol = usable.value()->ep_attr->protocol;

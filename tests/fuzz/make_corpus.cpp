@@ -9,6 +9,8 @@
 
 #include "engine/handshake.hpp"
 #include "protocol/messages.hpp"
+#include "transport/fabric/description.hpp"
+#include "transport/fabric/operations.hpp"
 #include "transport/nixl/description.hpp"
 #include "transport/shm/description.hpp"
 
@@ -139,6 +141,46 @@ void nixl_description(Folder out) {
   out.add("d_of_nobody", encode(description));
 }
 
+void fabric_description(Folder out) {
+  FabricDescription description;
+  description.session = id<SessionId>(7);
+  description.incarnation = id<Incarnation>(1);
+  description.protocol = "tcp;ofi_rxm protocol 11.1";
+  description.process = {"00000000-0000-4000-8000-000000000000", 4026531836, 4026531834, 42, 1000};
+  description.rails = {{.endpoint = text(16)}};
+  out.add("p", encode(description));
+  description.landing = {.slot_bytes = 1U << 20U, .num_slots = 8, .max_writes = 4, .index = 5};
+  description.rails[0] = {.endpoint = text(16), .base = 0x7f0000000000, .key = 77};
+  out.add("d", encode(description));
+  description.rails.push_back({.endpoint = text(16), .alive = false, .key = 78});
+  out.add("d_with_a_dead_rail", encode(description));
+  description.process = {};
+  out.add("d_of_nobody", encode(description));
+}
+
+void fabric_frame(Folder out) {
+  const auto session = id<SessionId>(7);
+  const auto frame = [&](FabricKind kind, std::uint32_t num_writes, std::uint64_t first_write,
+                         ByteView payload) {
+    ByteWriter writer;
+    writer.put_raw(std::as_bytes(std::span(session.bytes)));
+    writer.put(static_cast<std::uint8_t>(kind));
+    writer.put(num_writes);
+    writer.put(first_write);
+    writer.put_raw(payload);
+    return std::move(writer).take();
+  };
+  out.add("message", frame(FabricKind::kMessage, 0, 0, text(100)));
+  out.add("notice", frame(FabricKind::kNotice, 1, 0, text(40)));
+  out.add("notice_of_several", frame(FabricKind::kNotice, 5, 9, text(40)));
+  out.add("notice_of_none", frame(FabricKind::kNotice, 0, 0, text(40)));
+  out.add("notice_of_all", frame(FabricKind::kNotice, 1U << 15U, 0, {}));
+  out.add("notice_at_the_end", frame(FabricKind::kNotice, 2, (1U << 15U) - 2, {}));
+  out.add("notice_wraps", frame(FabricKind::kNotice, 2, UINT64_MAX, {}));
+  out.add("closed", frame(FabricKind::kClosed, 0, 0, {}));
+  out.add("quiet", frame(FabricKind::kQuiet, 0, 0, {}));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -151,5 +193,7 @@ int main(int argc, char** argv) {
   handshake(Folder(root / "handshake"));
   shm_description(Folder(root / "shm_description"));
   nixl_description(Folder(root / "nixl_description"));
+  fabric_description(Folder(root / "fabric_description"));
+  fabric_frame(Folder(root / "fabric_frame"));
   return 0;
 }

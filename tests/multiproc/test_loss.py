@@ -4,13 +4,13 @@ import itertools
 import signal
 
 import pytest
+from engines import TRANSPORTS
 from states import SOURCE, TARGET, mid_boxes
 from workers import (
     BLOCK_BYTES,
     BOUND_S,
     DEADLINE_S,
     NUM_SLOTS,
-    TRANSPORTS,
     Worker,
     connect,
     end,

@@ -4,6 +4,7 @@ import itertools
 import signal
 
 import pytest
+from engines import TRANSPORTS
 from states import (
     D_STOPPED,
     P_STOPPED,
@@ -16,7 +17,7 @@ from states import (
     idle,
     received_no_done,
 )
-from workers import BOUND_S, TRANSPORTS, connect, nothing_is_left, transfer
+from workers import BOUND_S, connect, nothing_is_left, transfer
 
 _keys = (f"k{i}" for i in itertools.count())
 SCRIBBLE = -1.0

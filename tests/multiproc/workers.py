@@ -6,12 +6,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from engines import cache, settings, why_not
 
 import kvpush
 
@@ -27,26 +30,23 @@ CONFIG = {
     "num_slots": NUM_SLOTS,
     "close_timeout_s": 1.0,
 }
-TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), "fabric"]
 
 
 class _Served:
     """What a worker's process answers; sources hold a block's number + 1, targets hold 0."""
 
-    def __init__(self, transport: str, is_source: bool) -> None:
+    def __init__(self, transport: str, is_source: bool, content: int, config: dict[str, Any]) -> None:
         import numpy as np
-        from engines import cache
 
-        self.array = np.zeros((64, 2, 4, 8), dtype=np.float32)
+        self.array = np.zeros((64, 2, 4, content), dtype=np.float32)
         if is_source:
             self.array += np.arange(1, 65, dtype=np.float32)[:, None, None, None]
-        self.engine = kvpush.Engine(
-            cache([[self.array]]), kvpush.Config.from_env(transport=transport, **CONFIG)
-        )
+        self.engine = kvpush.Engine(cache([[self.array]]), kvpush.Config(**settings(transport), **config))
         self.pushes: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.receives: dict[str, Any] = {}
         self.ended: dict[str, tuple[str, str]] = {}
+        self.over: set[str] = set()
         self.lost: set[str] = set()
 
     def call(self, name: str, *args: Any) -> Any:
@@ -98,7 +98,8 @@ class _Served:
                 if event.kind == "lost":
                     self.lost.add(event.peer)
                 else:
-                    assert event.key not in self.ended, f"a second end of {event.key}"
+                    assert event.key not in self.over, f"a second end of {event.key}"
+                    self.over.add(event.key)
                     self.ended[event.key] = (event.kind, event.status)
 
     def blocks(self, blocks: list[int]) -> list[float]:
@@ -110,8 +111,8 @@ class _Served:
         self.array[blocks] = value
 
 
-def _serve(pipe: Connection, transport: str, is_source: bool) -> None:
-    served = _Served(transport, is_source)
+def _serve(pipe: Connection, *what: Any) -> None:
+    served = _Served(*what)
     pipe.send(None)
     with contextlib.suppress(EOFError):
         while True:
@@ -123,14 +124,32 @@ def _serve(pipe: Connection, transport: str, is_source: bool) -> None:
     served.engine.close()
 
 
-class Worker:
-    """One process. It starts while the test goes on; every answer has a deadline."""
+@contextlib.contextmanager
+def _started_by(program: str) -> Iterator[None]:
+    """Processes that are spawned meanwhile are started by this program instead of Python."""
+    resource_tracker.ensure_running()  # of this process, which outlives them
+    before = spawn.get_executable()
+    multiprocessing.set_executable(program)
+    yield
+    multiprocessing.set_executable(before)
 
-    def __init__(self, transport: str, is_source: bool) -> None:
+
+class Worker:
+    """One process. It starts while the test goes on; every answer has a deadline.
+
+    `content` is that of the cache, [64 blocks, 2, 4, content] of float32.
+    """
+
+    def __init__(
+        self, transport: str, is_source: bool, content: int = 8, program: str = sys.executable, **config: Any
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, transport, is_source), daemon=True)
-        self.process.start()
+        self.config = {**CONFIG, **config}
+        what = (theirs, transport, is_source, content, self.config)
+        self.process = context.Process(target=_serve, args=what, daemon=True)
+        with _started_by(program):
+            self.process.start()
         theirs.close()
         self.is_source = is_source
         self._ready = False
@@ -176,18 +195,19 @@ class Worker:
 class Pool:
     """Workers that outlive a test: what one test leaves behind, the next one sees in the statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[str, bool], Worker] = Worker) -> None:
+        self._make = make
         self._idle: dict[tuple[str, bool], list[Worker]] = {}
 
     @contextlib.contextmanager
     def take(self, transport: str, *roles: str) -> Iterator[list[Worker]]:
         """A worker for each role, "p" or "d". Those that live come back, unless the test fails."""
-        if transport != "shm" and (why := kvpush.transports()[transport]):
+        if why := why_not(transport):
             pytest.skip(why)
         taken: list[tuple[list[Worker], Worker]] = []
         for role in roles:
             idle = self._idle.setdefault((transport, role == "p"), [])
-            taken.append((idle, idle.pop() if idle else Worker(transport, role == "p")))
+            taken.append((idle, idle.pop() if idle else self._make(transport, role == "p")))
         try:
             yield [worker for _, worker in taken]
         except BaseException:
@@ -217,7 +237,8 @@ def transfer(p: Worker, d: Worker, peer: str, key: str, source: list[int], targe
     """One whole transfer, checked on both sides."""
     d.receive(peer, key, target)
     p.push(key, source)
-    assert d.event(key, DEADLINE_S / 2) == ("received", "ok")
+    received = d.event(key, DEADLINE_S / 2)
+    assert received == ("received", "ok"), f"{key} at D: {received}"
     assert p.event(key, DEADLINE_S / 2) == ("sent", "ok")
     assert d.blocks(target) == [block + 1 for block in source]
 
@@ -233,12 +254,12 @@ def until(condition: Callable[[], bool], what: object) -> None:
 def nothing_is_left(worker: Worker, num_sessions: int = 0) -> None:
     """Waits until only these sessions are open, with nothing under way on them and no memory set aside."""
     names = ("open_pushes", "open_claims", "open_receives", "leases_in_use", "quarantined_bytes")
-    slots = num_sessions * NUM_SLOTS
+    slots = num_sessions * worker.config["num_slots"]
     expected = {
         **dict.fromkeys(names, 0),
         "sessions": num_sessions,
         "credits": slots if worker.is_source else 0,
-        "landing_bytes": 0 if worker.is_source else slots * SLOT_BYTES,
+        "landing_bytes": 0 if worker.is_source else slots * worker.config["slot_bytes"],
     }
     left: dict[str, Any] = {}
 

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import weakref
 from collections.abc import Iterable
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import kvpush
+from kvpush.config import fabric_libraries
 
 DIGEST = b"\x11" * 32
 DEADLINE_S = 30.0
-TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), "fabric"]
+# Each libfabric is a transport here: the system's and a wheel's, or the one that the environment names.
+_LIBRARIES = fabric_libraries(os.environ.get("KVPUSH_FABRIC_LIBRARY", ""))
+FABRICS = dict(zip(("fabric", "fabric_carried"), _LIBRARIES, strict=False))
+TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), *FABRICS]
+
+
+def settings(transport: str) -> dict[str, Any]:
+    """The fields of kvpush.Config that choose it."""
+    if transport in FABRICS:
+        return {"transport": "fabric", "fabric_library": FABRICS[transport]}
+    return {"transport": transport}
+
+
+@functools.cache
+def why_not(transport: str) -> str:
+    """Why this machine has no such transport; "" if it has."""
+    if transport not in FABRICS:
+        return kvpush.transports()[transport]
+    with mock.patch.dict(os.environ, KVPUSH_FABRIC_LIBRARY=FABRICS[transport]):
+        return kvpush.transports()["fabric"]
 
 
 def arrays(
@@ -57,15 +81,12 @@ class Pair:
 
 
 def pair(transport: str, num_groups: int = 1, config: dict | None = None, **shape: int) -> Pair:
-    if transport != "shm" and (why := kvpush.transports()[transport]):
+    if why := why_not(transport):
         pytest.skip(why)
-    # The environment may name a libfabric.
-    settings = kvpush.Config.from_env(transport=transport, **(config or {}))
+    whole = kvpush.Config(**{**settings(transport), **(config or {})})
     source = [arrays(seed=g, **shape) for g in range(num_groups)]
     target = [[np.zeros_like(a) for a in planes] for planes in source]
-    return Pair(
-        kvpush.Engine(cache(source), settings), kvpush.Engine(cache(target), settings), source, target
-    )
+    return Pair(kvpush.Engine(cache(source), whole), kvpush.Engine(cache(target), whole), source, target)
 
 
 _spare: weakref.WeakKeyDictionary[kvpush.Engine, list] = weakref.WeakKeyDictionary()

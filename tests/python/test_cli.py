@@ -98,7 +98,7 @@ def test_doctor_without_any_working_transport_fails_and_says_why(only_transports
     (nixl,) = report["transports"]
     assert nixl["detail"] == "libnixl_capi.so: not found"
     assert nixl["how_to_get"] == "pip install 'kvpush[nixl]'"
-    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "fabric", "vllm", "missing"} <= set(
+    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "fabric", "rails", "vllm", "missing"} <= set(
         report
     )
     assert any(line.startswith("libfabric: libfabric.so.1: not found.") for line in report["missing"])
@@ -110,6 +110,39 @@ def test_doctor_prints_for_people(only_transports: Any) -> None:
     assert result.exit_code == 1
     assert "not here" in result.output
     assert "[not] found" in result.output
+
+
+def test_doctor_lists_rails_and_marks_those_of_the_environment(
+    only_transports: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_transports()
+    rails = [
+        {
+            "provider": "efa",
+            "protocol": "efa protocol 11.4",
+            "domain": f"rdmap{i}s27-rdm",
+            "device": f"rdmap{i}s27",
+            "address": "",
+            "pci": f"0000:{i}:1b.0",
+            "numa_node": i,
+            "gbit_per_s": 200.0 * i,
+            "chosen": i == 1,
+        }
+        for i in range(2)
+    ]
+    asked: list[Any] = []
+
+    def fabric_rails(*args: Any) -> Any:
+        asked.append(args)
+        return rails
+
+    monkeypatch.setenv("KVPUSH_FABRIC_RAILS", "rdmap1s27")
+    monkeypatch.setattr("kvpush._core.fabric_rails", fabric_rails)
+    shown = runner.invoke(app, ["doctor"]).output
+    assert "rdmap1s27-rdm (efa, 200 Gbit/s, NUMA node 1)" in shown
+    assert "rdmap0s27" not in shown
+    assert asked[0][2] == ("rdmap1s27",)
+    assert json.loads(runner.invoke(app, ["doctor", "--json"]).stdout)["rails"] == rails
 
 
 def test_doctor_outlives_a_self_test_that_dies(only_transports: Any, monkeypatch: pytest.MonkeyPatch) -> None:

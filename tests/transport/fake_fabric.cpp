@@ -7,6 +7,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace kvpush::fake_fabric {
@@ -19,14 +22,27 @@ struct Error {
   int err = 0;
 };
 
+/// An immediate to come again, by the number of writes that had landed then.
+struct Repeat {
+  FiCqDataEntry entry{};
+  std::uint64_t since = 0;
+};
+/// So many writes later at most, give or take what lies between two polls.
+constexpr std::uint64_t kMaxLate = 1000;
+
 struct Queue : FidCq {
   std::deque<FiCqDataEntry> entries;
   std::deque<Error> errors;
-  std::deque<FiCqDataEntry> repeats;
+  std::deque<Repeat> repeats;
   Endpoint* endpoint = nullptr;
 };
 
+struct Domain : FidDomain {
+  int nic = 0;
+};
+
 struct Registration : FidMr {
+  Domain* domain = nullptr;
   std::byte* data = nullptr;
   std::size_t size = 0;
 };
@@ -37,7 +53,8 @@ struct Receive {
   void* context = nullptr;
 };
 
-/// Under way to an endpoint. Data are read when it arrives, as a NIC may.
+/// Under way to an endpoint. Data are read when it arrives, as a NIC may; of one whose end was told already,
+/// from a copy.
 struct Packet {
   std::uint64_t from = 0;
   const void* data = nullptr;
@@ -47,9 +64,11 @@ struct Packet {
   std::uint64_t immediate = 0;
   std::uint64_t address = 0;
   std::uint64_t key = 0;
+  std::shared_ptr<std::vector<std::byte>> copy = nullptr;
 };
 
 struct Endpoint : FidEp {
+  Domain* domain = nullptr;
   std::uint64_t id = 0;
   Queue* queue = nullptr;
   std::deque<Packet> arriving;
@@ -64,6 +83,9 @@ struct Net {
   std::uint64_t next_key = 1000;
   std::uint32_t num_failing_writes = 0;
   std::size_t num_open = 0;
+  std::uint64_t num_landed = 0;
+  std::set<int> broken;
+  std::map<int, std::size_t> num_writes;
   std::map<std::uint64_t, Endpoint*> endpoints;
   std::vector<Registration*> registrations;
 
@@ -93,7 +115,7 @@ Base* base_of(Fid* fid) {
 
 void end_at(std::uint64_t source, const Packet& packet, int err) {
   const auto found = net().endpoints.find(source);
-  if (found == net().endpoints.end()) return;
+  if (found == net().endpoints.end() || packet.copy != nullptr) return;
   Queue& queue = *found->second->queue;
   if (err != 0) {
     queue.errors.push_back({packet.context, err});
@@ -105,13 +127,13 @@ void end_at(std::uint64_t source, const Packet& packet, int err) {
 }
 
 /// 0, or what is wrong with the write.
-int land(const Packet& packet) {
+int land(const Endpoint& at, const Packet& packet) {
   for (const Registration* each : net().registrations) {
-    if (each->key != packet.key) continue;
+    if (each->key != packet.key || each->domain != at.domain) continue;
     const std::uint64_t base = net().policy.by_address ? reinterpret_cast<std::uintptr_t>(each->data) : 0;
     const std::uint64_t offset = packet.address - base;
     if (offset > each->size || packet.size > each->size - offset) return EACCES;
-    std::memcpy(each->data + offset, packet.data, packet.size);
+    std::memcpy(each->data + offset, packet.copy ? packet.copy->data() : packet.data, packet.size);
     return 0;
   }
   return EKEYREJECTED;
@@ -120,16 +142,17 @@ int land(const Packet& packet) {
 /// False: it has to wait for a receive.
 bool arrive(Endpoint& at, const Packet& packet) {
   if (packet.is_write) {
-    const int err = land(packet);
+    const int err = land(at, packet);
     end_at(packet.from, packet, err);
     if (err != 0) return true;
+    ++net().num_landed;
     const FiCqDataEntry entry{.op_context = nullptr,
                               .flags = kFiRma | kFiRemoteWrite | kFiRemoteCqData,
                               .len = packet.size,
                               .buf = nullptr,
                               .data = packet.immediate};
     at.queue->entries.push_back(entry);
-    if (net().happens(net().policy.repeats)) at.queue->repeats.push_back(entry);
+    if (net().happens(net().policy.repeats)) at.queue->repeats.push_back({entry, net().num_landed});
     return true;
   }
   if (at.receives.empty()) return false;
@@ -144,6 +167,7 @@ bool arrive(Endpoint& at, const Packet& packet) {
 }
 
 void progress(Endpoint& at) {
+  if (at.domain->nic == net().policy.slow_nic && net().below(32) != 0) return;
   std::deque<Packet> waiting;
   for (std::size_t left = std::min<std::size_t>(at.arriving.size(), 64); left > 0; --left) {
     if (net().policy.shuffles) std::swap(at.arriving.front(), at.arriving[net().below(at.arriving.size())]);
@@ -152,19 +176,24 @@ void progress(Endpoint& at) {
     if (!arrive(at, packet)) waiting.push_back(packet);
   }
   at.arriving.insert(at.arriving.begin(), waiting.begin(), waiting.end());
-  if (!at.queue->repeats.empty() && net().happens(64)) {
-    at.queue->entries.push_back(at.queue->repeats.front());
-    at.queue->repeats.pop_front();
+  auto& repeats = at.queue->repeats;
+  while (!repeats.empty() && (net().num_landed - repeats.front().since > kMaxLate || net().happens(64))) {
+    at.queue->entries.push_back(repeats.front().entry);
+    repeats.pop_front();
   }
 }
 
 std::ptrdiff_t start(FidEp* from, FiAddr to, Packet packet) {
-  if (net().happens(net().policy.again)) return -EAGAIN;
+  const int nic = as<Endpoint>(from)->domain->nic;
+  if (net().happens(net().policy.again) || nic == net().policy.stubborn_nic) return -EAGAIN;
+  if (packet.is_write) ++net().num_writes[nic];
   packet.from = as<Endpoint>(from)->id;
   const auto found = net().endpoints.find(to);
   if (packet.is_write && net().num_failing_writes != 0) {
     --net().num_failing_writes;
     end_at(packet.from, packet, ECONNRESET);
+  } else if (net().broken.contains(nic)) {
+    end_at(packet.from, packet, ENETDOWN);
   } else if (found == net().endpoints.end()) {
     end_at(packet.from, packet, ECONNREFUSED);
   } else {
@@ -178,10 +207,12 @@ std::ptrdiff_t send(FidEp* ep, const void* data, std::size_t size, void*, FiAddr
   return start(ep, to, {.data = data, .size = size, .context = context});
 }
 
-std::ptrdiff_t writedata(FidEp* ep, const void* data, std::size_t size, void*, std::uint64_t immediate,
+std::ptrdiff_t writedata(FidEp* ep, const void* data, std::size_t size, void* desc, std::uint64_t immediate,
                          FiAddr to, std::uint64_t address, std::uint64_t key, void* context) {
   const Lock lock(net().mutex);
   if (size > net().policy.max_write_bytes) return -EMSGSIZE;
+  const auto* const local = static_cast<const Registration*>(desc);
+  if (local == nullptr || local->domain != as<Endpoint>(ep)->domain) return -EINVAL;
   return start(ep, to,
                {.data = data,
                 .size = size,
@@ -266,6 +297,7 @@ int close_endpoint(Fid* fid) {
 
 int close_registration(Fid* fid) {
   const Lock lock(net().mutex);
+  if (!std::exchange(net().policy.closes_registrations, true)) return -EBUSY;
   std::erase(net().registrations, as<Registration>(base_of<FidMr>(fid)));
   return close_as<Registration, FidMr>(fid);
 }
@@ -313,7 +345,7 @@ int open_cq(FidDomain*, FiCqAttr* attributes, FidCq** cq, void*) {
   return 0;
 }
 
-int open_endpoint(FidDomain*, FiInfo*, FidEp** ep, void*) {
+int open_endpoint(FidDomain* domain, FiInfo*, FidEp** ep, void*) {
   static FiOps fid_ops{sizeof(FiOps), close_endpoint, bind, control};
   static FiOpsCm cm{sizeof(FiOpsCm), nullptr, get_name};
   static FiOpsMsg msg{sizeof(FiOpsMsg), receive, {}, send};
@@ -326,11 +358,12 @@ int open_endpoint(FidDomain*, FiInfo*, FidEp** ep, void*) {
   endpoint->msg = &msg;
   endpoint->rma = &rma;
   endpoint->id = net().next_id++;
+  endpoint->domain = as<Domain>(domain);
   *ep = endpoint;
   return 0;
 }
 
-int register_memory(Fid*, const void* data, std::size_t size, std::uint64_t, std::uint64_t,
+int register_memory(Fid* domain, const void* data, std::size_t size, std::uint64_t, std::uint64_t,
                     std::uint64_t requested_key, std::uint64_t, FidMr** mr, void*) {
   static FiOps ops{sizeof(FiOps), close_registration, nullptr, control};
   const Lock lock(net().mutex);
@@ -340,17 +373,34 @@ int register_memory(Fid*, const void* data, std::size_t size, std::uint64_t, std
   registration->key = net().policy.by_address ? net().next_key++ : requested_key;
   registration->data = static_cast<std::byte*>(const_cast<void*>(data));
   registration->size = size;
+  registration->domain = as<Domain>(base_of<FidDomain>(domain));
+  registration->mem_desc = registration;
   net().registrations.push_back(registration);
   *mr = registration;
   return 0;
 }
 
-int open_domain(FidFabric*, FiInfo*, FidDomain** domain, void*) {
+int register_device_memory(Fid* domain, const FiMrAttr* attributes, std::uint64_t flags, FidMr** mr) {
+  const Lock lock(net().mutex);
+  const int device = static_cast<int>(attributes->device);
+  const bool good = attributes->iface == kFiHmemCuda && device == net().policy.gpu;
+  if (!good || flags != 0 || attributes->iov_count != 1) return -ENOSYS;
+  const iovec& range = *attributes->mr_iov;
+  return register_memory(domain, range.iov_base, range.iov_len, attributes->access, 0,
+                         attributes->requested_key, 0, mr, nullptr);
+}
+
+int open_domain(FidFabric*, FiInfo* info, FidDomain** domain, void*) {
   static FiOpsDomain ops{sizeof(FiOpsDomain), open_av, open_cq, open_endpoint};
-  static FiOpsMr mr{sizeof(FiOpsMr), register_memory};
+  static FiOpsMr mr{sizeof(FiOpsMr), register_memory, nullptr, register_device_memory};
   const Lock lock(net().mutex);
   ++net().num_open;
-  *domain = new FidDomain{{0, nullptr, plain_ops<FidDomain, FidDomain>()}, &ops, &mr};
+  auto* const opened = new Domain;
+  opened->fid.ops = plain_ops<Domain, FidDomain>();
+  opened->FidDomain::ops = &ops;
+  opened->mr = &mr;
+  opened->nic = std::atoi(info->domain_attr->name + 3);
+  *domain = opened;
   return 0;
 }
 
@@ -362,37 +412,58 @@ int open_fabric(FiFabricAttr*, FidFabric** fabric, void*) {
   return 0;
 }
 
-FiInfo* make_info(const FiInfo* /*like*/) {
+FiInfo* copy_info(const FiInfo* like) {
   auto* const info = new FiInfo{};
-  info->tx_attr = new FiTxAttr{};
-  info->rx_attr = new FiRxAttr{};
-  info->ep_attr = new FiEpAttr{};
-  info->domain_attr = new FiDomainAttr{};
-  info->fabric_attr = new FiFabricAttr{};
+  info->tx_attr = new FiTxAttr(like != nullptr ? *like->tx_attr : FiTxAttr{});
+  info->rx_attr = new FiRxAttr(like != nullptr ? *like->rx_attr : FiRxAttr{});
+  info->ep_attr = new FiEpAttr(like != nullptr ? *like->ep_attr : FiEpAttr{});
+  info->domain_attr = new FiDomainAttr(like != nullptr ? *like->domain_attr : FiDomainAttr{});
+  info->fabric_attr = new FiFabricAttr(like != nullptr ? *like->fabric_attr : FiFabricAttr{});
+  if (like == nullptr) return info;
+  info->caps = like->caps;
+  info->domain_attr->name = strdup(like->domain_attr->name);
+  info->fabric_attr->prov_name = strdup(like->fabric_attr->prov_name);
+  info->nic = new FidNic(*like->nic);
+  info->nic->bus_attr = new FiBusAttr(*like->nic->bus_attr);
   return info;
 }
 
 void free_info(FiInfo* info) {
+  if (info->next != nullptr) free_info(info->next);
   delete info->tx_attr;
   delete info->rx_attr;
   delete info->ep_attr;
+  std::free(info->domain_attr->name);
   delete info->domain_attr;
   std::free(info->fabric_attr->prov_name);
   delete info->fabric_attr;
+  if (info->nic != nullptr) delete info->nic->bus_attr;
+  delete info->nic;
   delete info;
 }
 
-int get_info(std::uint32_t, const char*, const char*, std::uint64_t, const FiInfo* hints, FiInfo** found) {
-  const Lock lock(net().mutex);
+FiInfo* make_info(int nic, FiInfo* next) {
   const Policy& policy = net().policy;
-  if (hints->tx_attr->op_flags != 0 && !policy.delivers) return -ENODATA;
-  FiInfo* const info = make_info(nullptr);
-  info->fabric_attr->prov_name = strdup("efa");
+  FiInfo* const info = copy_info(nullptr);
+  info->next = next;
+  info->fabric_attr->prov_name = strdup(policy.provider);
   info->ep_attr->max_msg_size = policy.max_message_bytes;
   info->rx_attr->size = policy.max_receives;
+  info->domain_attr->name = strdup(("nic" + std::to_string(nic)).c_str());
   info->domain_attr->mr_key_size = 8;
   info->domain_attr->mr_mode = policy.by_address ? kFiMrVirtAddr | kFiMrProvKey : 0;
-  *found = info;
+  info->nic = new FidNic{};
+  info->nic->bus_attr = new FiBusAttr{kFiBusPci, 0, static_cast<std::uint8_t>(0x10 + nic), 0, 0};
+  return info;
+}
+
+int get_info(std::uint32_t, const char* node, const char*, std::uint64_t, const FiInfo* hints,
+             FiInfo** found) {
+  const Lock lock(net().mutex);
+  if ((hints->caps & kFiHmem) != 0 && net().policy.gpu < 0) return -ENODATA;
+  if (node != nullptr || (hints->tx_attr->op_flags != 0 && !net().policy.delivers)) return -ENODATA;
+  *found = nullptr;
+  for (int nic = net().policy.num_nics - 1; nic >= 0; --nic) *found = make_info(nic, *found);
   return 0;
 }
 
@@ -403,11 +474,13 @@ std::shared_ptr<const FabricApi> network(const Policy& policy) {
   net().policy = policy;
   net().random = policy.seed;
   net().num_failing_writes = 0;
+  net().broken.clear();
+  net().num_writes.clear();
   auto api = std::make_shared<FabricApi>();
   api->version = [] { return kFabricVersion; };
   api->getinfo = get_info;
   api->freeinfo = free_info;
-  api->dupinfo = make_info;
+  api->dupinfo = copy_info;
   api->fabric = open_fabric;
   api->strerror = [](int code) -> const char* { return std::strerror(code); };
   api->path = "the fake";
@@ -419,9 +492,36 @@ void fail_writes(std::uint32_t count) {
   net().num_failing_writes = count;
 }
 
-void overrun() {
+void overrun(int nic) {
   const Lock lock(net().mutex);
-  for (auto& [id, endpoint] : net().endpoints) endpoint->queue->errors.push_back({nullptr, kFiOverrun});
+  for (auto& [id, endpoint] : net().endpoints) {
+    if (nic < 0 || endpoint->domain->nic == nic) endpoint->queue->errors.push_back({nullptr, kFiOverrun});
+  }
+}
+
+void break_nic(int nic) {
+  const Lock lock(net().mutex);
+  net().broken.insert(nic);
+  for (auto& [id, endpoint] : net().endpoints) {
+    if (endpoint->domain->nic != nic) continue;
+    for (Packet& packet : std::exchange(endpoint->arriving, {})) {
+      end_at(packet.from, packet, ENETDOWN);
+      if (!packet.is_write || net().below(2) == 0) continue;
+      const auto* const data = static_cast<const std::byte*>(packet.data);
+      packet.copy = std::make_shared<std::vector<std::byte>>(data, data + packet.size);
+      endpoint->arriving.push_back(packet);
+    }
+  }
+}
+
+void mend_nic(int nic) {
+  const Lock lock(net().mutex);
+  net().broken.erase(nic);
+}
+
+std::size_t num_writes(int nic) {
+  const Lock lock(net().mutex);
+  return net().num_writes[nic];
 }
 
 std::size_t num_open() {

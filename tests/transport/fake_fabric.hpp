@@ -12,6 +12,8 @@ namespace kvpush::fake_fabric {
 /// How the network behaves. Chances are in 256ths.
 struct Policy {
   std::uint64_t seed = 1;
+  const char* provider = "efa";
+  bool closes_registrations = true;          ///< false: the next that is closed is not, with an error
   std::size_t max_message_bytes = SIZE_MAX;  ///< what it says; writes above max_write_bytes are refused
   std::size_t max_write_bytes = SIZE_MAX;
   std::size_t max_receives = 256;
@@ -21,6 +23,10 @@ struct Policy {
   std::uint32_t again = 0;        ///< a call that starts something answers -FI_EAGAIN
   std::uint32_t repeats = 0;      ///< an immediate comes again, some entries later
   std::uint32_t short_reads = 0;  ///< a read of the queue returns one entry of many
+  int gpu = -1;                   ///< FI_HMEM for the memory of this GPU; -1: none
+  int num_nics = 1;               ///< "nic0", ... at PCI 0000:10:00.0, ...; each reaches all
+  int stubborn_nic = -1;          ///< every call that starts a write or message answers -FI_EAGAIN
+  int slow_nic = -1;              ///< what goes over it arrives last
 };
 
 /// A fresh network with this policy; endpoints of an earlier one must be gone.
@@ -28,8 +34,14 @@ struct Policy {
 
 /// The next `count` writes end at P with an error, and nothing is written.
 void fail_writes(std::uint32_t count);
-/// All queues report one error that belongs to no operation.
-void overrun();
+/// All queues, or those of one NIC, report one error that belongs to no operation.
+void overrun(int nic = -1);
+/// What is under way over these NICs ends with an error, as does all that is started until mend_nic(). Half
+/// of the writes among it land later nevertheless, as a network may.
+void break_nic(int nic);
+void mend_nic(int nic);
+/// Writes that were started over this NIC since network().
+[[nodiscard]] std::size_t num_writes(int nic);
 /// Objects of libfabric that are open.
 [[nodiscard]] std::size_t num_open();
 

@@ -21,7 +21,7 @@ constexpr TimeUs kNoLimit = std::numeric_limits<TimeUs>::max();
 
 NixlOptions options(const Incarnation& incarnation = Incarnation{random_uuid()}) {
   const char* path = std::getenv("KVPUSH_NIXL_LIBRARY");
-  if (path == nullptr) SKIP("KVPUSH_NIXL_LIBRARY is not set");
+  if (path == nullptr || *path == '\0') SKIP("KVPUSH_NIXL_LIBRARY is not set");
   NixlOptions result;
   result.incarnation = incarnation;
   result.library_path = path;

@@ -17,13 +17,19 @@ using conformance::numbered;
 using conformance::pattern;
 using conformance::pump_until;
 
-conformance::Subject over(const std::string& label, const fake_fabric::Policy& policy) {
+/// `num_rails`: 0 for all NICs.
+conformance::Subject over(const std::string& label, const fake_fabric::Policy& policy, int num_rails = 0) {
   conformance::Subject subject;
   subject.label = label;
-  subject.make = [policy](const Incarnation& self) -> std::unique_ptr<Transport> {
+  subject.make = [policy, num_rails](const Incarnation& self) -> std::unique_ptr<Transport> {
     FabricOptions options;
     options.incarnation = self;
     options.max_write_bytes = policy.max_write_bytes;
+    options.min_stripe_bytes = 1000;
+    options.try_again_us = 0;
+    for (int i = 0; i < (num_rails == 0 ? policy.num_nics : num_rails); ++i) {
+      options.rails.push_back("nic" + std::to_string(i));
+    }
     auto made = make_fabric_transport(fake_fabric::network(policy), options);
     return made.ok() ? std::move(made).value() : nullptr;
   };
@@ -71,6 +77,22 @@ conformance::Subject grudging() {
 conformance::Subject vague() {
   return over("vague", {.delivers = false});
 }
+/// Four rails, one far behind the others.
+conformance::Subject striped() {
+  return over("striped", {.seed = 3,
+                          .max_write_bytes = 3000,
+                          .by_address = true,
+                          .shuffles = true,
+                          .repeats = 60,
+                          .num_nics = 4,
+                          .slow_nic = 2});
+}
+/// The first of two rails never takes anything.
+conformance::Subject half_stubborn() {
+  return over("half_stubborn", {.shuffles = true, .num_nics = 2, .stubborn_nic = 0});
+}
+KVPUSH_FAKE_CONFORMANCE(striped)
+KVPUSH_FAKE_CONFORMANCE(half_stubborn)
 KVPUSH_FAKE_CONFORMANCE(plain)
 KVPUSH_FAKE_CONFORMANCE(unordered)
 KVPUSH_FAKE_CONFORMANCE(grudging)

@@ -7,25 +7,13 @@
 #include <utility>
 
 #include "base/ids.hpp"
+#include "transport/fabric/fabric_transport.hpp"
 
 namespace kvpush {
 namespace {
 
-// Across hosts, by what moves data best. shm reaches one host only, and sockets and udp are slower than tcp.
-constexpr std::array<std::string_view, 5> kPreferred = {"efa", "verbs;ofi_rxm", "tcp", "tcp;ofi_rxm", "net"};
-constexpr std::size_t kQueueEntries = 8192;
 constexpr std::size_t kMaxNameBytes = 256;
 constexpr int kMaxKeyTries = 8;
-
-FiInfo* choose(FiInfo* infos, const std::string& provider) {
-  if (!provider.empty()) return infos;
-  for (const std::string_view preferred : kPreferred) {
-    for (FiInfo* info = infos; info != nullptr; info = info->next) {
-      if (preferred == info->fabric_attr->prov_name) return info;
-    }
-  }
-  return nullptr;
-}
 
 std::uint64_t random_key(std::size_t key_bytes) {
   const Uuid random = random_uuid();
@@ -41,41 +29,15 @@ FidHandle<Object> own(Object* object) {
 
 }  // namespace
 
-Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::open(const std::shared_ptr<const FabricApi>& api,
-                                                             const std::string& provider,
-                                                             std::size_t min_message_bytes) {
-  Status why;
-  for (const bool delivers : {true, false}) {
-    auto infos = find_fabric_providers(*api, provider, delivers);
-    if (!infos.ok()) {
-      why = infos.status();
-      continue;
-    }
-    FiInfo* const info = choose(infos.value().get(), provider);
-    if (info == nullptr) {
-      why = {Code::kUnsupported, "libfabric (" + api->path + ") has none of efa, verbs, tcp and net here"};
-      continue;
-    }
-    if (info->ep_attr->max_msg_size < min_message_bytes) {
-      why = {Code::kUnsupported, std::string("libfabric's ") + info->fabric_attr->prov_name +
-                                     " sends at most " + std::to_string(info->ep_attr->max_msg_size) +
-                                     " bytes at once, needed are " + std::to_string(min_message_bytes)};
-      continue;
-    }
-    std::unique_ptr<FabricEndpoint> endpoint(
-        new FabricEndpoint(api, std::move(infos).value(), info, delivers));
-    why = endpoint->start();
-    if (why.ok()) return endpoint;
-  }
-  return why;
-}
-
-FabricEndpoint::FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo infos, FiInfo* info,
-                               bool delivers)
-    : api_(std::move(api)), infos_(std::move(infos)), info_(info), delivers_(delivers) {
-  protocol_ = std::string(info_->fabric_attr->prov_name) + " protocol " +
-              std::to_string(info_->ep_attr->protocol) + "." +
-              std::to_string(info_->ep_attr->protocol_version);
+Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::open(std::shared_ptr<const FabricApi> api,
+                                                             FabricInfo info, bool delivers,
+                                                             std::size_t queue_entries,
+                                                             std::shared_ptr<const CudaDevice> device) {
+  std::unique_ptr<FabricEndpoint> endpoint(
+      new FabricEndpoint(std::move(api), std::move(info), delivers, queue_entries, std::move(device)));
+  const Scope scope(endpoint->device_);
+  KVPUSH_TRY(endpoint->start());
+  return endpoint;
 }
 
 Status FabricEndpoint::start() {
@@ -89,7 +51,7 @@ Status FabricEndpoint::start() {
   if (code != 0) return failed("fi_fabric", code);
   fabric_ = own(fabric);
   FidDomain* domain = nullptr;
-  code = fabric->ops->domain(fabric, info_, &domain, nullptr);
+  code = fabric->ops->domain(fabric, info_.get(), &domain, nullptr);
   if (code != 0) return failed("fi_domain", code);
   domain_ = own(domain);
   FidAv* addresses = nullptr;
@@ -100,7 +62,7 @@ Status FabricEndpoint::start() {
   addresses_ = own(addresses);
   KVPUSH_TRY(open_queue());
   FidEp* endpoint = nullptr;
-  code = domain->ops->endpoint(domain, info_, &endpoint, nullptr);
+  code = domain->ops->endpoint(domain, info_.get(), &endpoint, nullptr);
   if (code != 0) return failed("fi_endpoint", code);
   endpoint_ = own(endpoint);
   FiOps& ops = *endpoint->fid.ops;
@@ -117,25 +79,33 @@ Status FabricEndpoint::start() {
 }
 
 Status FabricEndpoint::open_queue() {
-  FidCq* queue = nullptr;
-  FiCqAttr attributes;
-  attributes.size = kQueueEntries;
-  attributes.format = kFiCqFormatData;
-  attributes.wait_obj = kFiWaitFd;
   // The descriptor of net is readable all the time (seen in 1.17).
   const bool waits = info_->fabric_attr->prov_name != std::string_view("net");
-  int code = waits ? domain_->ops->cq_open(domain_.get(), &attributes, &queue, nullptr) : -1;
-  if (code == 0) {
-    queue_ = own(queue);
-    int fd = -1;
-    if (queue->fid.ops->control(&queue->fid, kFiGetWait, &fd) == 0) wait_fd_ = fd;
-    return {};
+  int code = -1;
+  // Devices have a limit that fi_info does not tell.
+  for (;; queue_entries_ /= 2) {
+    if (waits) code = try_open_queue(kFiWaitFd);
+    if (code == 0) {
+      int fd = -1;
+      if (queue_->fid.ops->control(&queue_->fid, kFiGetWait, &fd) == 0) wait_fd_ = fd;
+      return {};
+    }
+    code = try_open_queue(kFiWaitNone);
+    if (code == 0) return {};
+    if (queue_entries_ / 2 < kFabricMinQueueEntries) break;
   }
-  attributes.wait_obj = kFiWaitNone;
-  code = domain_->ops->cq_open(domain_.get(), &attributes, &queue, nullptr);
-  if (code != 0) return {Code::kTransport, "libfabric fi_cq_open: " + describe(code)};
-  queue_ = own(queue);
-  return {};
+  return {Code::kTransport, "libfabric fi_cq_open: " + describe(code)};
+}
+
+int FabricEndpoint::try_open_queue(int wait_object) {
+  FidCq* queue = nullptr;
+  FiCqAttr attributes;
+  attributes.size = queue_entries_;
+  attributes.format = kFiCqFormatData;
+  attributes.wait_obj = wait_object;
+  const int code = domain_->ops->cq_open(domain_.get(), &attributes, &queue, nullptr);
+  if (code == 0) queue_ = own(queue);
+  return code;
 }
 
 bool FabricEndpoint::may_wait() {
@@ -160,16 +130,33 @@ void FabricEndpoint::remove(FiAddr address) {
   static_cast<void>(addresses_->ops->remove(addresses_.get(), &address, 1, 0));
 }
 
-Result<FidHandle<FidMr>> FabricEndpoint::register_memory(Region region, std::uint64_t access) {
+Result<FidHandle<FidMr>> FabricEndpoint::register_memory(Region region, std::uint64_t access,
+                                                         bool on_device) {
+  const Scope scope(device_);
+  const iovec range{region.data, region.size_bytes};
+  FiMrAttr attributes;
+  attributes.mr_iov = &range;
+  attributes.iov_count = 1;
+  attributes.access = access;
+  // The providers export a dmabuf of it themselves where they need one (efa, verbs).
+  attributes.iface = kFiHmemCuda;
+  if (on_device) attributes.device = static_cast<std::uint64_t>(device_->index());
   int code = 0;
   for (int i = 0; i < kMaxKeyTries; ++i) {
     FidMr* registration = nullptr;
-    code = domain_->mr->reg(&domain_->fid, region.data, region.size_bytes, access, 0,
-                            random_key(info_->domain_attr->mr_key_size), 0, &registration, nullptr);
+    const std::uint64_t key = random_key(info_->domain_attr->mr_key_size);
+    attributes.requested_key = key;
+    code = on_device ? domain_->mr->regattr(&domain_->fid, &attributes, 0, &registration)
+                     : domain_->mr->reg(&domain_->fid, region.data, region.size_bytes, access, 0, key, 0,
+                                        &registration, nullptr);
     if (code == 0) return own(registration);
   }
-  return Status(Code::kTransport, "libfabric cannot register " + std::to_string(region.size_bytes) +
-                                      " bytes: " + describe(code));
+  const std::string what = on_device ? " bytes of GPU " + std::to_string(device_->index()) +
+                                           ", which needs drivers with GPUDirect: set fabric_device_memory "
+                                           "(KVPUSH_FABRIC_DEVICE_MEMORY) to false for pinned host memory: "
+                                     : " bytes: ";
+  return Status(Code::kTransport,
+                "libfabric cannot register " + std::to_string(region.size_bytes) + what + describe(code));
 }
 
 FabricStart FabricEndpoint::started(std::ptrdiff_t code) {
@@ -181,6 +168,7 @@ FabricStart FabricEndpoint::started(std::ptrdiff_t code) {
 
 FabricStart FabricEndpoint::write(FiAddr peer, ByteView source, void* descriptor, std::uint32_t immediate,
                                   std::uint64_t address, std::uint64_t key, void* context) {
+  const Scope scope(device_);
   return started(endpoint_->rma->writedata(endpoint_.get(), source.data(), source.size(), descriptor,
                                            immediate, peer, address, key, context));
 }

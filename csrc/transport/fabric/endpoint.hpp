@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/bytes.hpp"
 #include "base/status.hpp"
+#include "shim/cuda_device.hpp"
 #include "shim/fabric_api.hpp"
 #include "transport/transport.hpp"
 
@@ -33,12 +36,12 @@ enum class FabricStart : std::uint8_t {
 /// Reliable, connectionless, on one NIC. Externally synchronised: it moves only inside its calls.
 class FabricEndpoint {
  public:
-  /// `provider` by its libfabric name; empty takes the first that is there of efa, verbs, tcp, net.
-  /// Errors: Unsupported (no such provider, or none that sends `min_message_bytes` at once), Transport (it
-  /// refuses a call; its words).
-  static Result<std::unique_ptr<FabricEndpoint>> open(const std::shared_ptr<const FabricApi>& api,
-                                                      const std::string& provider,
-                                                      std::size_t min_message_bytes);
+  /// `delivers`: with operations that end when their data have arrived, which `info` must offer. Of a queue
+  /// of `queue_entries` it takes what it gets. `device`: whose memory it reads and writes, beside the host's;
+  /// may be null. Errors: Transport (libfabric refuses a call; its words).
+  static Result<std::unique_ptr<FabricEndpoint>> open(std::shared_ptr<const FabricApi> api, FabricInfo info,
+                                                      bool delivers, std::size_t queue_entries,
+                                                      std::shared_ptr<const CudaDevice> device);
   FabricEndpoint(const FabricEndpoint&) = delete;
   FabricEndpoint& operator=(const FabricEndpoint&) = delete;
   ~FabricEndpoint() = default;
@@ -46,8 +49,6 @@ class FabricEndpoint {
   /// Ends all operations. Only registrations may be closed after this.
   void shut() noexcept { endpoint_.reset(); }
 
-  /// Provider and protocol with its version: two endpoints talk only if these are equal.
-  [[nodiscard]] const std::string& protocol() const noexcept { return protocol_; }
   /// How others address this endpoint.
   [[nodiscard]] const Bytes& name() const noexcept { return name_; }
   /// Whether a write that has completed is in the peer's memory, not just on its way.
@@ -58,6 +59,8 @@ class FabricEndpoint {
   }
   [[nodiscard]] std::size_t max_write_bytes() const noexcept { return info_->ep_attr->max_msg_size; }
   [[nodiscard]] std::size_t max_receives() const noexcept { return info_->rx_attr->size; }
+  /// How many completions may wait to be read.
+  [[nodiscard]] std::size_t queue_entries() const noexcept { return queue_entries_; }
   /// -1 where the provider has none.
   [[nodiscard]] int wait_fd() const noexcept { return wait_fd_; }
   /// Whether wait_fd() may be waited on: nothing is left to read.
@@ -66,8 +69,9 @@ class FabricEndpoint {
   Result<FiAddr> insert(ByteView name);
   void remove(FiAddr address);
 
-  /// Registers memory, with a key that cannot be guessed where keys are ours to choose.
-  Result<FidHandle<FidMr>> register_memory(Region region, std::uint64_t access);
+  /// Registers memory, with a key that cannot be guessed where keys are ours to choose. `on_device`: it is
+  /// the device's.
+  Result<FidHandle<FidMr>> register_memory(Region region, std::uint64_t access, bool on_device);
 
   // `context` is at least 64 bytes that are libfabric's until the operation has ended; so are the data.
   FabricStart write(FiAddr peer, ByteView source, void* descriptor, std::uint32_t immediate,
@@ -80,6 +84,7 @@ class FabricEndpoint {
   /// Moves everything, then reads what has ended: the number of entries, 0 for none, or a negative code.
   /// After -kFiAvail the next entry is an error: read_error().
   std::ptrdiff_t read(std::span<FiCqDataEntry> entries) {
+    const Scope scope(device_);
     return queue_->ops->read(queue_.get(), entries.data(), entries.size());
   }
   /// The error entry with its text; false when there is none.
@@ -87,17 +92,32 @@ class FabricEndpoint {
   [[nodiscard]] std::string describe(std::ptrdiff_t code) const;
 
  private:
-  FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo infos, FiInfo* info, bool delivers);
+  /// Providers copy to and from device memory, and look it up, in the context that is current.
+  struct Scope {
+    explicit Scope(const std::shared_ptr<const CudaDevice>& device) {
+      if (device) cuda.emplace(*device);
+    }
+    std::optional<CudaScope> cuda;
+  };
+
+  FabricEndpoint(std::shared_ptr<const FabricApi> api, FabricInfo info, bool delivers,
+                 std::size_t queue_entries, std::shared_ptr<const CudaDevice> device)
+      : api_(std::move(api)),
+        device_(std::move(device)),
+        info_(std::move(info)),
+        delivers_(delivers),
+        queue_entries_(queue_entries) {}
   Status start();
   Status open_queue();
+  int try_open_queue(int wait_object);
   FabricStart started(std::ptrdiff_t code);
 
   std::shared_ptr<const FabricApi> api_;
-  FabricInfo infos_;
-  FiInfo* info_;  // the entry of infos_ that is used
+  std::shared_ptr<const CudaDevice> device_;
+  FabricInfo info_;
   bool delivers_;
+  std::size_t queue_entries_;
   int wait_fd_ = -1;
-  std::string protocol_;
   Bytes name_;
   std::ptrdiff_t last_error_ = 0;
   // Closed from the last to the first.

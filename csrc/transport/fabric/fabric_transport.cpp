@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
+#include "transport/fabric/revocation.hpp"
 #include "transport/fabric/transport_impl.hpp"
 
 namespace kvpush {
@@ -11,7 +13,7 @@ namespace {
 
 constexpr TimeUs kSweepEveryUs = 1'000'000;
 constexpr TimeUs kAnnounceForUs = 10'000'000;
-constexpr std::size_t kMaxWritesPerBox = 4096;
+constexpr std::size_t kPartAlignment = 4096;
 
 }  // namespace
 
@@ -22,13 +24,17 @@ Sent FabricTransport::post(const SessionId& session, TicketId ticket, ByteView s
   FabricSession& to = found->second;
   // Before D has spoken it counts its landing as quiet.
   if (!to.heard || to.num_posts >= max_posts_) return Sent::kAgain;
-  const std::size_t num_writes =
-      source.size() / max_write_bytes_ + (source.size() % max_write_bytes_ == 0 ? 0 : 1);
   if (slot >= to.remote.num_slots || source.size() > to.remote.slot_bytes ||
-      notice.size() > kFabricMaxMessageBytes || num_writes > kMaxWritesPerBox) {
+      notice.size() > kFabricMaxMessageBytes) {
     due_.emplace_back(ticket, Fate::kFailed);
     return Sent::kYes;
   }
+  const std::size_t part_bytes = part_of(source.size(), *to.peer, to.remote.max_writes);
+  const std::size_t num_writes = source.size() / part_bytes + (source.size() % part_bytes == 0 ? 0 : 1);
+  // A rail that lags behind the others must not take the 16 bits of a number round: half of what D can tell
+  // apart, since D may read the queue of one rail later than another's.
+  const std::uint64_t oldest = to.unfinished.empty() ? to.num_writes : *to.unfinished.begin();
+  if (to.num_writes + num_writes - oldest > FabricArrivals::kWindow / 2) return Sent::kAgain;
   FabricMessage* const message = operations_.take_message(
       session, FabricKind::kNotice, static_cast<std::uint32_t>(num_writes), to.num_writes, notice);
   if (message == nullptr) return Sent::kAgain;
@@ -39,10 +45,12 @@ Sent FabricTransport::post(const SessionId& session, TicketId ticket, ByteView s
           .ticket = ticket,
           .peer = to.peer,
           .source = source,
-          .descriptor = descriptor_of(source),
-          .address = to.remote.base + slot * to.remote.slot_bytes,
-          .key = to.remote.key,
+          .staging = staging_of(source),
+          .part_bytes = part_bytes,
+          .offset = slot * to.remote.slot_bytes,
           .index = to.remote.index,
+          .first_write = to.num_writes,
+          .num_writes = num_writes,
           .next_write = to.num_writes,
           .notice = message};
   const FabricStart started = advance(id, post);
@@ -53,42 +61,37 @@ Sent FabricTransport::post(const SessionId& session, TicketId ticket, ByteView s
   }
   ++to.peer->num_users;
   ++to.num_posts;
+  if (num_writes != 0) to.unfinished.insert(to.num_writes);
   to.num_writes += num_writes;
   if (started == FabricStart::kAgain) unstarted_.push_back(id);
   return Sent::kYes;
 }
 
+std::size_t FabricTransport::part_of(std::size_t size_bytes, const FabricPeer& peer,
+                                     std::uint32_t max_writes) const {
+  const std::size_t num_stripes = std::clamp<std::size_t>(
+      size_bytes / min_stripe_bytes_, 1, std::min<std::size_t>(num_best_lanes(peer), max_writes));
+  const std::size_t stripe = (size_bytes + num_stripes - 1) / num_stripes;
+  const std::size_t aligned = (stripe + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+  return std::max<std::size_t>(1, std::min({aligned, size_bytes, max_write_bytes_}));
+}
+
 FabricStart FabricTransport::advance(PostId id, FabricPost& post) {
   FabricStart started = FabricStart::kYes;
   while (started == FabricStart::kYes && !post.source.empty()) {
-    const ByteView part = post.source.first(std::min(post.source.size(), max_write_bytes_));
-    FabricOperation& write = operations_.take_write();
-    write.session = post.session;
-    write.peer = post.peer;
-    write.post = id;
-    const std::uint32_t immediate =
-        std::uint32_t{post.index} << 16U | static_cast<std::uint16_t>(post.next_write);
-    started = endpoint_->write(post.peer->address, part, post.descriptor, immediate, post.address, post.key,
-                               &write);
-    if (started != FabricStart::kYes) {
-      operations_.give_back(write);
-      break;
-    }
-    ++post.num_started;
-    ++post.next_write;
-    post.address += part.size();
-    post.source = post.source.subspan(part.size());
+    started = start_write(id, post);
+    if (started == FabricStart::kYes) ++post.num_started;
   }
   if (started == FabricStart::kYes && post.notice != nullptr) {
     started = start_message(*post.notice, *post.peer);
     if (started == FabricStart::kYes) {
       ++post.num_started;
+      ++post.peer->num_users;
       post.notice = nullptr;
     }
   }
-  if (started == FabricStart::kAgain) refused_ = true;
   if (started == FabricStart::kNo) {
-    lose(post.session, "libfabric refuses a box: " + endpoint_->error());
+    lose(post.session, "no rail takes a box: " + refusal_);
     post.failed = true;
     stop(post);
   }
@@ -98,14 +101,6 @@ FabricStart FabricTransport::advance(PostId id, FabricPost& post) {
 void FabricTransport::stop(FabricPost& post) {
   post.source = {};
   if (post.notice != nullptr) operations_.give_back(*std::exchange(post.notice, nullptr));
-}
-
-FabricStart FabricTransport::start_message(FabricMessage& message, FabricPeer& peer) {
-  message.peer = &peer;
-  const FabricStart started = endpoint_->send(peer.address, message.buffer.first(message.size_bytes),
-                                              buffers_->registration->mem_desc, &message);
-  if (started == FabricStart::kYes) ++peer.num_users;
-  return started;
 }
 
 Sent FabricTransport::send(const SessionId& session, ByteView message) {
@@ -123,25 +118,25 @@ Sent FabricTransport::send(const SessionId& session, ByteView message) {
   if (taken == nullptr) return Sent::kAgain;
   const FabricStart started = start_message(*taken, *to.peer);
   if (started == FabricStart::kYes) {
+    ++to.peer->num_users;
     to.spoke = true;
     return Sent::kYes;
   }
   operations_.give_back(*taken);
-  if (started == FabricStart::kAgain) {
-    refused_ = true;
-    return Sent::kAgain;
-  }
-  lose(session, "libfabric refuses a message: " + endpoint_->error());
+  if (started == FabricStart::kAgain) return Sent::kAgain;
+  lose(session, "no rail takes a message: " + refusal_);
   return Sent::kLost;
 }
 
 void FabricTransport::poll(TransportSink& sink) {
   refused_ = false;
   deliver(sink);
-  read_queue(sink);
+  for (std::uint32_t rail = 0; rail < rails_.size(); ++rail) read_queue(sink, rail);
   post_receives();
+  resend();
   resume();
   send_announcements();
+  start_trials();
   if (const TimeUs now = monotonic_us(); now >= next_sweep_) {
     next_sweep_ = now + kSweepEveryUs;
     find_dead_peers();
@@ -153,9 +148,10 @@ void FabricTransport::poll(TransportSink& sink) {
 bool FabricTransport::arm_wait() {
   const bool has_news = !due_.empty() || !settled_.empty() || !lost_.empty();
   // What the provider had no room for is tried again at a poll: not every provider tells of room by its fd.
-  const bool has_work =
-      refused_ || !unstarted_.empty() || !announcements_.empty() || !operations_.idle_receives().empty();
-  return has_news || has_work || !endpoint_->may_wait();
+  const bool has_work = refused_ || !unstarted_.empty() || !announcements_.empty() || !resends_.empty();
+  return has_news || has_work || std::any_of(rails_.begin(), rails_.end(), [](FabricRail& rail) {
+           return !rail.out && (!rail.idle_receives.empty() || !rail.endpoint->may_wait());
+         });
 }
 
 void FabricTransport::resume() {
@@ -188,7 +184,11 @@ void FabricTransport::send_announcements() {
     FabricStart started = FabricStart::kAgain;
     if (message != nullptr) {
       started = start_message(*message, *next.peer);
-      if (started != FabricStart::kYes) operations_.give_back(*message);
+      if (started == FabricStart::kYes) {
+        ++next.peer->num_users;
+      } else {
+        operations_.give_back(*message);
+      }
     }
     if (started == FabricStart::kAgain && now < next.give_up_at) {
       announcements_.push_back(next);
@@ -214,6 +214,7 @@ void FabricTransport::on_post_over(const FabricPost& post) {
   if ((post.orphaned || post.failed) && !post.settled) settled_.push_back(post.ticket);
   if (const auto open = sessions_.find(post.session); open != sessions_.end()) {
     --open->second.num_posts;
+    if (post.num_writes != 0) open->second.unfinished.erase(post.first_write);
     open->second.uncertain |= post.failed;
     return;
   }
@@ -233,10 +234,6 @@ void FabricTransport::lose(const SessionId& id, const std::string& reason) {
   lost_.emplace_back(id, reason);
 }
 
-void FabricTransport::lose_all(const std::string& reason) {
-  for (const auto& entry : sessions_) lose(entry.first, reason);
-}
-
 void FabricTransport::deliver(TransportSink& sink) {
   for (const auto& [ticket, fate] : std::exchange(due_, {})) sink.on_completed(ticket, fate);
   for (const TicketId ticket : std::exchange(settled_, {})) sink.on_settled(ticket);
@@ -245,16 +242,74 @@ void FabricTransport::deliver(TransportSink& sink) {
   }
 }
 
-Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<const FabricApi>& api,
-                                                         const FabricOptions& options) {
-  if (options.max_posts_per_session == 0 || options.max_write_bytes == 0) {
-    return Status(Code::kInvalidArgument, "fabric: allow at least one post, and writes of a byte");
+namespace {
+
+Result<std::unique_ptr<Transport>> make_over(const std::shared_ptr<const FabricApi>& api,
+                                             const FabricOptions& options, FabricRailInfos chosen) {
+  std::vector<FabricRail> rails;
+  for (std::size_t i = 0; i < chosen.infos.size(); ++i) {
+    auto endpoint =
+        FabricEndpoint::open(api, std::move(chosen.infos[i]), chosen.delivers, options.queue_entries,
+                             options.device_slots ? options.device : nullptr);
+    if (!endpoint.ok()) return endpoint.status();
+    const FabricNic& nic = chosen.nics[i];
+    FabricRail& rail = rails.emplace_back();
+    rail.label = nic.domain + (nic.address.empty() ? "" : " " + nic.address);
+    rail.endpoint = std::move(endpoint).value();
+    log(LogLevel::kInfo, "fabric rail " + std::to_string(i) + ": " + nic.protocol + ", " + rail.label +
+                             ", PCI " + (nic.pci.empty() ? "unknown" : nic.pci) + ", NUMA node " +
+                             std::to_string(nic.numa_node));
   }
-  auto endpoint = FabricEndpoint::open(api, options.provider, kFabricBufferBytes);
-  if (!endpoint.ok()) return endpoint.status();
-  auto transport = std::make_unique<FabricTransport>(options, std::move(endpoint).value());
+  const FabricRevocation revocation = fabric_revocation(chosen.nics.front().provider);
+  log(LogLevel::kInfo, std::string("fabric: access to landings ") +
+                           (revocation.revokes ? "is revoked: " : "cannot be revoked: ") + revocation.reason);
+  auto transport = std::make_unique<FabricTransport>(options, chosen.nics.front().protocol, std::move(rails),
+                                                     chosen.delivers, revocation.revokes);
   KVPUSH_TRY(transport->start());
   return std::unique_ptr<Transport>(std::move(transport));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<const FabricApi>& api,
+                                                         const FabricOptions& options) {
+  if (options.max_posts_per_session == 0 || options.max_write_bytes == 0 || options.min_stripe_bytes == 0 ||
+      options.queue_entries < kFabricMinQueueEntries) {
+    return Status(Code::kInvalidArgument, "fabric: allow at least one post, writes and stripes of a byte, " +
+                                              std::to_string(kFabricMinQueueEntries) + " queue entries");
+  }
+  if (options.rails.size() > kFabricMaxRails) {
+    return Status(Code::kInvalidArgument, "fabric_rails: " + std::to_string(options.rails.size()) +
+                                              " rails, the limit is " + std::to_string(kFabricMaxRails));
+  }
+  if (options.device_slots && !options.device) {
+    return Status(Code::kInvalidArgument,
+                  "fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) is set and this engine's cache is in "
+                  "host memory: set it to false");
+  }
+  if (options.device_slots && options.device->direct_writes() == CudaDirectWrites::kUnordered) {
+    return Status(Code::kUnsupported,
+                  "fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) is set and " + options.device->name() +
+                      " can neither order nor flush what a NIC writes into its memory, so that a box could be "
+                      "read before it is there: set it to false");
+  }
+  const FabricChoice choice{.provider = options.provider,
+                            .rails = options.rails,
+                            .gpu_pci = options.device ? options.device->pci() : std::string(),
+                            .device_memory = options.device_slots};
+  Status why;
+  for (const bool delivers : {true, false}) {
+    auto chosen = choose_fabric_nics(*api, choice, delivers);
+    why = chosen.status();
+    if (!why.ok()) continue;
+    auto made = make_over(api, options, std::move(chosen).value());
+    if (made.ok()) return made;
+    why = made.status();
+  }
+  if (!options.device_slots || why.code() != Code::kUnsupported) return why;
+  return Status(why.code(), why.message() +
+                                "; fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) set to "
+                                "false uses pinned host memory");
 }
 
 }  // namespace kvpush

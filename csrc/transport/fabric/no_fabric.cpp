@@ -1,5 +1,6 @@
 // Stands in for this directory in a build without libfabric.
 #include "transport/fabric/fabric_transport.hpp"
+#include "transport/fabric/nics.hpp"
 #include "transport/fabric/plain_writes.hpp"
 
 namespace kvpush {
@@ -18,6 +19,10 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
 
 Result<std::unique_ptr<PlainWrites>> make_plain_writes(const std::shared_ptr<const FabricApi>& /*api*/,
                                                        const std::string& /*provider*/, Region /*memory*/) {
+  return not_built();
+}
+
+Result<std::vector<FabricNic>> list_fabric_nics(const FabricApi& /*api*/, const FabricChoice& /*choice*/) {
   return not_built();
 }
 

@@ -12,24 +12,34 @@ std::optional<FabricFrame> decode_fabric_frame(ByteView bytes) {
   frame.kind = static_cast<FabricKind>(in.get<std::uint8_t>());
   frame.num_writes = in.get<std::uint32_t>();
   frame.first_write = in.get<std::uint64_t>();
-  if (!in.ok() || frame.kind < FabricKind::kMessage || frame.kind > FabricKind::kQuiet) return std::nullopt;
+  if (!in.ok() || frame.kind < FabricKind::kMessage || frame.kind > FabricKind::kTrial) return std::nullopt;
   std::memcpy(frame.session.bytes.data(), id.data(), id.size());
   frame.payload = in.get_raw(in.remaining());
   return frame;
 }
 
-void FabricOperations::use(std::byte* memory, std::size_t num_receives) {
-  const auto add = [&](FabricOperationKind kind) {
-    FabricOperation& operation = all_.emplace_back();
-    operation.kind = kind;
-    operation.buffer = {memory, kFabricBufferBytes};
-    memory += kFabricBufferBytes;
-    return &operation;
-  };
-  for (std::size_t i = 0; i < kNumSends; ++i) idle_messages_.push_back(add(FabricOperationKind::kSend));
-  for (std::size_t i = 0; i < std::min(num_receives, kNumReceives); ++i) {
-    idle_receives_.push_back(add(FabricOperationKind::kReceive));
+FabricOperation& FabricOperations::add(FabricOperationKind kind) {
+  FabricOperation& operation = all_.emplace_back();
+  operation.kind = kind;
+  if (kind != FabricOperationKind::kWrite) {
+    operation.buffer = {next_buffer_, kFabricBufferBytes};
+    next_buffer_ += kFabricBufferBytes;
   }
+  return operation;
+}
+
+void FabricOperations::use(std::byte* memory) {
+  next_buffer_ = memory;
+  for (std::size_t i = 0; i < kNumSends; ++i) idle_messages_.push_back(&add(FabricOperationKind::kSend));
+}
+
+std::vector<FabricOperation*> FabricOperations::add_receives(std::uint32_t rail, std::size_t count) {
+  std::vector<FabricOperation*> receives;
+  for (std::size_t i = 0; i < std::min(count, kNumReceives); ++i) {
+    receives.push_back(&add(FabricOperationKind::kReceive));
+    receives.back()->rail = rail;
+  }
+  return receives;
 }
 
 FabricMessage* FabricOperations::take_message(const SessionId& session, FabricKind kind,
@@ -40,6 +50,8 @@ FabricMessage* FabricOperations::take_message(const SessionId& session, FabricKi
   idle_messages_.pop_back();
   message->session = session;
   message->post = 0;
+  message->frame = kind;
+  message->num_tries = 0;
   std::byte* at = message->buffer.data();
   const auto put = [&](const void* data, std::size_t size) {
     if (size != 0) std::memcpy(at, data, size);
@@ -55,11 +67,7 @@ FabricMessage* FabricOperations::take_message(const SessionId& session, FabricKi
 }
 
 FabricOperation& FabricOperations::take_write() {
-  if (idle_writes_.empty()) {
-    FabricOperation& operation = all_.emplace_back();
-    operation.kind = FabricOperationKind::kWrite;
-    return operation;
-  }
+  if (idle_writes_.empty()) return add(FabricOperationKind::kWrite);
   FabricOperation* const operation = idle_writes_.back();
   idle_writes_.pop_back();
   return *operation;
@@ -72,6 +80,14 @@ void FabricOperations::give_back(FabricOperation& operation) {
 bool FabricOperations::owns(const void* context) const {
   return std::any_of(all_.begin(), all_.end(),
                      [&](const FabricOperation& operation) { return &operation == context; });
+}
+
+std::vector<FabricOperation*> FabricOperations::under_way(std::uint32_t rail) {
+  std::vector<FabricOperation*> found;
+  for (FabricOperation& operation : all_) {
+    if (operation.under_way && operation.rail == rail) found.push_back(&operation);
+  }
+  return found;
 }
 
 }  // namespace kvpush

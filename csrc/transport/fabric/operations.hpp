@@ -21,6 +21,7 @@ enum class FabricKind : std::uint8_t {
   kNotice = 2,
   kClosed = 3,  ///< the sender has closed the session
   kQuiet = 4,   ///< the same, and it writes no more: its writes have arrived
+  kTrial = 5,   ///< of no session: shows the sender that a lane works
 };
 
 /// One message, taken apart.
@@ -48,21 +49,31 @@ struct FabricOperation {
   FabricOperationKind kind{};
   SessionId session;
   FabricPeer* peer = nullptr;
+  std::uint32_t lane = 0;       ///< of the peer's; of a write or message
+  std::uint32_t rail = 0;       ///< that it is under way over
+  bool under_way = false;       ///< libfabric has it; of a write or message
   std::uint64_t post = 0;       ///< of a write or a notice
   std::span<std::byte> buffer;  ///< of a message
-  std::size_t size_bytes = 0;   ///< of the message in it
+  std::size_t size_bytes = 0;   ///< of the message in it, or of the write
+  FabricKind frame = FabricKind::kMessage;
+  std::uint32_t num_tries = 0;  ///< of a message: lanes that it has failed on
 };
 using FabricMessage = FabricOperation;
 
-/// All operations of one endpoint. Addresses are stable. Progress thread only.
+/// All operations of one transport, over whichever rail. Addresses are stable. Progress thread only.
 class FabricOperations {
  public:
   static constexpr std::size_t kNumSends = 256;
-  static constexpr std::size_t kNumReceives = 256;
-  static constexpr std::size_t kBufferBytes = (kNumSends + kNumReceives) * kFabricBufferBytes;
+  static constexpr std::size_t kNumReceives = 256;  ///< of each rail
+  [[nodiscard]] static constexpr std::size_t buffer_bytes(std::size_t num_rails) {
+    return (kNumSends + num_rails * kNumReceives) * kFabricBufferBytes;
+  }
 
-  /// Cuts `memory`, kBufferBytes of it, into buffers.
-  void use(std::byte* memory, std::size_t num_receives);
+  /// Cuts buffer_bytes() at `memory` into buffers: first for all messages that leave, then for each rail's
+  /// receives.
+  void use(std::byte* memory);
+  /// Receives of the next rail, at most kNumReceives.
+  std::vector<FabricOperation*> add_receives(std::uint32_t rail, std::size_t count);
 
   /// A message with its frame written; null when all are under way.
   FabricMessage* take_message(const SessionId& session, FabricKind kind, std::uint32_t num_writes,
@@ -75,15 +86,16 @@ class FabricOperations {
   [[nodiscard]] std::size_t num_messages() const noexcept { return kNumSends - idle_messages_.size(); }
   /// Whether libfabric handed back one of ours: not all its errors belong to an operation.
   [[nodiscard]] bool owns(const void* context) const;
-
-  /// Receives that are to be posted, again or for the first time.
-  [[nodiscard]] std::vector<FabricOperation*>& idle_receives() noexcept { return idle_receives_; }
+  /// Messages and writes that libfabric has on this rail.
+  [[nodiscard]] std::vector<FabricOperation*> under_way(std::uint32_t rail);
 
  private:
+  FabricOperation& add(FabricOperationKind kind);
+
   std::deque<FabricOperation> all_;
+  std::byte* next_buffer_ = nullptr;
   std::vector<FabricOperation*> idle_messages_;
   std::vector<FabricOperation*> idle_writes_;
-  std::vector<FabricOperation*> idle_receives_;
 };
 
 }  // namespace kvpush

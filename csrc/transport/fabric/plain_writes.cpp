@@ -9,12 +9,14 @@
 
 #include "base/clock.hpp"
 #include "transport/fabric/endpoint.hpp"
+#include "transport/fabric/nics.hpp"
 
 namespace kvpush {
 namespace {
 
 constexpr TimeUs kDeadlineUs = 60'000'000;
 constexpr std::size_t kEntriesPerRead = 64;
+constexpr std::size_t kQueueEntries = 8192;
 
 using Context = std::array<void*, 8>;  // libfabric's (FI_CONTEXT2)
 
@@ -25,18 +27,18 @@ std::int64_t monotonic_ns() {
 
 class Writes final : public PlainWrites {
  public:
-  Writes(std::unique_ptr<FabricEndpoint> endpoint, Region memory)
-      : endpoint_(std::move(endpoint)), memory_(memory) {}
+  Writes(std::unique_ptr<FabricEndpoint> endpoint, std::string protocol, Region memory)
+      : endpoint_(std::move(endpoint)), protocol_(std::move(protocol)), memory_(memory) {}
   ~Writes() override { endpoint_->shut(); }
 
   Status start() {
-    auto registration = endpoint_->register_memory(memory_, kFiWrite | kFiRemoteWrite);
+    auto registration = endpoint_->register_memory(memory_, kFiWrite | kFiRemoteWrite, false);
     if (!registration.ok()) return registration.status();
     registration_ = std::move(registration).value();
     return {};
   }
 
-  [[nodiscard]] std::string protocol() const override { return endpoint_->protocol(); }
+  [[nodiscard]] std::string protocol() const override { return protocol_; }
 
   [[nodiscard]] PlainAddress address() const override {
     const auto base = reinterpret_cast<std::uintptr_t>(memory_.data);
@@ -126,6 +128,7 @@ class Writes final : public PlainWrites {
   }
 
   std::unique_ptr<FabricEndpoint> endpoint_;
+  const std::string protocol_;
   const Region memory_;
   FidHandle<FidMr> registration_;
   FiAddr peer_ = kFiAddrUnspec;
@@ -138,9 +141,14 @@ class Writes final : public PlainWrites {
 
 Result<std::unique_ptr<PlainWrites>> make_plain_writes(const std::shared_ptr<const FabricApi>& api,
                                                        const std::string& provider, Region memory) {
-  auto endpoint = FabricEndpoint::open(api, provider, 0);
+  auto chosen = choose_fabric_nics(*api, {.provider = provider}, true);
+  if (!chosen.ok()) chosen = choose_fabric_nics(*api, {.provider = provider}, false);
+  if (!chosen.ok()) return chosen.status();
+  FabricRailInfos& rails = chosen.value();
+  auto endpoint =
+      FabricEndpoint::open(api, std::move(rails.infos.front()), rails.delivers, kQueueEntries, nullptr);
   if (!endpoint.ok()) return endpoint.status();
-  auto writes = std::make_unique<Writes>(std::move(endpoint).value(), memory);
+  auto writes = std::make_unique<Writes>(std::move(endpoint).value(), rails.nics.front().protocol, memory);
   KVPUSH_TRY(writes->start());
   return std::unique_ptr<PlainWrites>(std::move(writes));
 }

@@ -16,19 +16,19 @@ constexpr TimeUs kLingerUs = 60'000'000;
 
 }  // namespace
 
-void FabricTransport::read_queue(TransportSink& sink) {
+void FabricTransport::read_queue(TransportSink& sink, std::uint32_t rail) {
+  FabricEndpoint& endpoint = *rails_[rail].endpoint;
   std::array<FiCqDataEntry, kEntriesPerRead> entries{};
-  for (int i = 0; i < kReadsPerPoll; ++i) {
-    const std::ptrdiff_t count = endpoint_->read(entries);
+  for (int i = 0; i < kReadsPerPoll && !rails_[rail].out; ++i) {
+    const std::ptrdiff_t count = endpoint.read(entries);
     if (count == -kFiAvail) {
       FiCqErrEntry error;
       std::string text;
-      if (!endpoint_->read_error(error, text)) return;
-      on_error(error, text);
+      if (!endpoint.read_error(error, text)) return;
+      on_error(rail, error, text);
       continue;
     }
-    if (count < 0 && count != -kFiAgain)
-      lose_all("libfabric completion queue: " + endpoint_->describe(count));
+    if (count < 0 && count != -kFiAgain) take_out(rail, endpoint.describe(count));
     if (count <= 0) return;
     for (std::ptrdiff_t j = 0; j < count; ++j) on_entry(sink, entries[static_cast<std::size_t>(j)]);
   }
@@ -44,39 +44,57 @@ void FabricTransport::on_entry(TransportSink& sink, const FiCqDataEntry& entry) 
   if (operation == nullptr) return;
   if (operation->kind == FabricOperationKind::kReceive) {
     on_received(sink, ByteView(operation->buffer).first(std::min(entry.len, operation->buffer.size())));
-    operations_.idle_receives().push_back(operation);
+    rails_[operation->rail].idle_receives.push_back(operation);
   } else {
     on_ended(*operation, nullptr);
   }
 }
 
-void FabricTransport::on_error(const FiCqErrEntry& entry, const std::string& text) {
+void FabricTransport::on_error(std::uint32_t rail, const FiCqErrEntry& entry, const std::string& text) {
   ++counters_->failed_operations;
   if (!operations_.owns(entry.op_context)) {
     // Of the queue itself, or of a peer's operation: the peer hears of that one too.
-    if (entry.err == kFiOverrun) lose_all("libfabric: " + text);
+    if (entry.err == kFiOverrun) take_out(rail, text);
     return;
   }
   auto* const operation = static_cast<FabricOperation*>(entry.op_context);
   if (operation->kind == FabricOperationKind::kReceive) {
-    operations_.idle_receives().push_back(operation);
+    rails_[rail].idle_receives.push_back(operation);
   } else {
     on_ended(*operation, &text);
   }
 }
 
 void FabricTransport::on_ended(FabricOperation& operation, const std::string* error) {
-  const PostId id = std::exchange(operation.post, 0);
   const bool is_message = operation.kind == FabricOperationKind::kSend;
-  if (error != nullptr) {
-    lose(operation.session, std::string("libfabric ") + (is_message ? "message: " : "write: ") + *error);
+  FabricRail& rail = rails_[operation.rail];
+  operation.under_way = false;
+  if (!is_message) {
+    --rail.num_writes;
+    rail.num_bytes -= operation.size_bytes;
   }
-  if (is_message) release(*operation.peer);
+  note_lane(*operation.peer, operation.lane, error);
+  if (is_message && operation.frame == FabricKind::kTrial) {
+    operation.peer->lanes[operation.lane].on_trial = false;
+  } else if (error != nullptr) {
+    if (is_message && goes_on(operation)) {
+      resends_.push_back(&operation);
+      return;
+    }
+    lose(operation.session, "libfabric " + std::string(is_message ? "message" : "write") + " over " +
+                                rail.label + ": " + *error);
+  }
+  end(operation, error != nullptr);
+}
+
+void FabricTransport::end(FabricOperation& operation, bool failed) {
+  const PostId id = std::exchange(operation.post, 0);
+  if (operation.kind == FabricOperationKind::kSend) release(*operation.peer);
   operations_.give_back(operation);
   const auto found = posts_.find(id);
   if (found == posts_.end()) return;
   --found->second.num_started;
-  if (error != nullptr) {
+  if (failed) {
     found->second.failed = true;
     stop(found->second);
   }
@@ -100,6 +118,7 @@ void FabricTransport::on_received(TransportSink& sink, ByteView bytes) {
     ++counters_->dropped_messages;
     return;
   }
+  if (frame->kind == FabricKind::kTrial) return;
   if (frame->kind == FabricKind::kClosed || frame->kind == FabricKind::kQuiet) {
     on_closed(frame->session, frame->kind);
     return;
@@ -111,7 +130,7 @@ void FabricTransport::on_received(TransportSink& sink, ByteView bytes) {
     ++counters_->dropped_messages;
     return;
   }
-  found->second.heard = true;
+  if (!std::exchange(found->second.heard, true)) try_lanes(*found->second.peer);
   if (frame->kind == FabricKind::kMessage) {
     sink.on_message(frame->session, frame->payload);
   } else {
@@ -159,13 +178,13 @@ void FabricTransport::on_closed(const SessionId& session, FabricKind kind) {
 }
 
 void FabricTransport::post_receives() {
-  std::vector<FabricOperation*>& idle = operations_.idle_receives();
-  while (!idle.empty()) {
-    FabricOperation& receive = *idle.back();
-    if (endpoint_->receive(receive.buffer, buffers_->registration->mem_desc, &receive) != FabricStart::kYes) {
-      return;
+  for (FabricRail& rail : rails_) {
+    while (!rail.out && !rail.idle_receives.empty()) {
+      FabricOperation& receive = *rail.idle_receives.back();
+      void* const descriptor = buffers_->registrations[receive.rail]->mem_desc;
+      if (rail.endpoint->receive(receive.buffer, descriptor, &receive) != FabricStart::kYes) break;
+      rail.idle_receives.pop_back();
     }
-    idle.pop_back();
   }
 }
 
@@ -187,8 +206,13 @@ void FabricTransport::find_dead_peers() {
 
 void FabricTransport::sweep_peers(TimeUs now) {
   for (auto it = peers_.begin(); it != peers_.end();) {
-    const bool over = it->second.num_users == 0 && now - it->second.idle_since >= kLingerUs;
-    if (over) endpoint_->remove(it->second.address);
+    FabricPeer& peer = it->second;
+    const bool over = peer.num_users == 0 && now - peer.idle_since >= kLingerUs;
+    if (peer.num_users != 0) try_lanes(peer);
+    for (const FabricLane& lane : peer.lanes) {
+      const bool is_known = lane.address != kFiAddrUnspec && !rails_[lane.rail].out;
+      if (over && is_known) rails_[lane.rail].endpoint->remove(lane.address);
+    }
     it = over ? peers_.erase(it) : std::next(it);
   }
 }

@@ -9,6 +9,7 @@ namespace kvpush {
 namespace {
 
 constexpr TimeUs kLastWordsUs = 200'000;
+constexpr std::size_t kMaxWritesPerBox = 4096;
 
 struct Deaf final : TransportSink {
   void on_message(const SessionId& /*session*/, ByteView /*message*/) override {}
@@ -24,27 +25,49 @@ Status invalid(const SessionId& session, const std::string& why) {
 
 }  // namespace
 
-FabricTransport::FabricTransport(const FabricOptions& options, std::unique_ptr<FabricEndpoint> endpoint)
+FabricTransport::FabricTransport(const FabricOptions& options, std::string protocol,
+                                 std::vector<FabricRail> rails, bool delivers, bool revokes)
     : incarnation_(options.incarnation),
+      protocol_(std::move(protocol)),
       max_posts_(options.max_posts_per_session),
-      max_write_bytes_(std::min(options.max_write_bytes, endpoint->max_write_bytes())),
+      min_stripe_bytes_(options.min_stripe_bytes),
+      try_again_us_(options.try_again_us),
+      revoke_after_us_(options.revoke_after_us),
       pin_budget_us_(options.pin_budget_us),
+      delivers_(delivers),
+      revokes_(revokes),
       device_(options.device),
+      device_slots_(options.device_slots),
       counters_(options.counters ? options.counters : std::make_shared<FabricCounters>()),
       process_(this_process()),
-      endpoint_(std::move(endpoint)) {}
+      rails_(std::move(rails)),
+      max_write_bytes_(options.max_write_bytes) {
+  for (const FabricRail& rail : rails_) {
+    max_write_bytes_ = std::min(max_write_bytes_, rail.endpoint->max_write_bytes());
+    queue_entries_ = std::min(queue_entries_, rail.endpoint->queue_entries());
+  }
+}
 
 Status FabricTransport::start() {
-  auto buffers = allocate(FabricOperations::kBufferBytes, kFiSend | kFiRecv);
+  // Messages are the CPU's, also where slots are a GPU's.
+  auto buffers = register_everywhere(
+      RemoteMemory::map(FabricOperations::buffer_bytes(rails_.size()), nullptr, 0), kFiSend | kFiRecv, false);
   if (!buffers.ok()) return buffers.status();
   buffers_ = std::move(buffers).value();
-  operations_.use(buffers_->memory.region().data, endpoint_->max_receives());
+  operations_.use(buffers_->memory.region().data);
+  std::vector<int> fds;
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    const FabricEndpoint& endpoint = *rails_[i].endpoint;
+    rails_[i].idle_receives =
+        operations_.add_receives(static_cast<std::uint32_t>(i), endpoint.max_receives());
+    fds.push_back(endpoint.wait_fd());
+  }
   post_receives();
-  return {};
+  return wait_.open(fds);
 }
 
 FabricTransport::~FabricTransport() {
-  // Closing the endpoint would drop the last words: that a session is closed, that its landing is quiet.
+  // Closing the endpoints would drop the last words: that a session is closed, that its landing is quiet.
   Deaf nobody;
   for (const TimeUs end = monotonic_us() + kLastWordsUs;
        (!announcements_.empty() || operations_.num_messages() != 0) && monotonic_us() < end;) {
@@ -52,24 +75,39 @@ FabricTransport::~FabricTransport() {
     std::this_thread::yield();
   }
   // Ends all operations, so that nothing of this side is read or written any more.
-  endpoint_->shut();
+  for (FabricRail& rail : rails_) rail.endpoint->shut();
   for (auto& [id, session] : sessions_) {
     if (session.landing) free_landing(*session.landing);
   }
   for (auto& [id, closed] : closed_) free_landing(closed.landing);
 }
 
-Result<FabricMemory> FabricTransport::allocate(std::size_t size_bytes, std::uint64_t access) const {
-  auto memory = RemoteMemory::map(size_bytes, device_, pin_budget_us_);
-  if (!memory.ok()) return memory.status();
-  auto registration = endpoint_->register_memory(memory.value().region(), access);
-  if (!registration.ok()) return registration.status();
-  return FabricMemory{std::move(memory).value(), std::move(registration).value()};
+Result<FabricMemory> FabricTransport::allocate_slots(std::size_t size_bytes, std::uint64_t access) const {
+  return register_everywhere(
+      device_slots_ ? RemoteMemory::allocate(size_bytes, device_)
+                    : RemoteMemory::map(size_bytes, device_, pin_budget_us_),
+      access, device_slots_);
 }
 
-void FabricTransport::free_landing(FabricMemory& landing) {
-  landing.registration.reset();
-  landing.memory.retire();
+Result<FabricMemory> FabricTransport::register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
+                                                          bool on_device) const {
+  if (!memory.ok()) return memory.status();
+  FabricMemory registered{std::move(memory).value(), {}};
+  for (const FabricRail& rail : rails_) {
+    registered.registrations.emplace_back();
+    if (rail.out) continue;
+    auto registration = rail.endpoint->register_memory(registered.memory.region(), access, on_device);
+    if (!registration.ok()) return registration.status();
+    registered.registrations.back() = std::move(registration).value();
+  }
+  return registered;
+}
+
+void FabricTransport::free_landing(FabricLanding& landing) {
+  landing.memory.registrations.clear();
+  landing.memory.memory.retire();
+  by_index_.erase(landing.index);
+  num_kept_entries_ -= landing.num_entries;
 }
 
 Result<std::uint16_t> FabricTransport::take_index(const SessionId& session) {
@@ -81,6 +119,22 @@ Result<std::uint16_t> FabricTransport::take_index(const SessionId& session) {
   return next_index_++;
 }
 
+Result<std::size_t> FabricTransport::keep_entries(std::uint32_t num_slots, std::uint32_t max_writes) const {
+  // A quarter is for this side's writes. Each landing may get all of its boxes over one rail at once.
+  const std::size_t for_messages = FabricOperations::kNumSends + FabricOperations::kNumReceives;
+  const std::size_t room = queue_entries_ - queue_entries_ / 4 - for_messages;
+  const std::size_t wanted = std::size_t{num_slots} * max_writes;
+  if (wanted <= room - num_kept_entries_) return wanted;
+  return Status(Code::kExhausted,
+                "fabric: a landing of " + std::to_string(num_slots) + " slots needs " +
+                    std::to_string(wanted) + " entries of the completion queue, which has " +
+                    std::to_string(room - num_kept_entries_) + " of " + std::to_string(room) + " left");
+}
+
+std::size_t FabricTransport::num_parts(std::size_t size_bytes) const {
+  return size_bytes / max_write_bytes_ + (size_bytes % max_write_bytes_ == 0 ? 0 : 1);
+}
+
 Result<Bytes> FabricTransport::open_landing(const SessionId& session, std::size_t slot_bytes,
                                             std::uint32_t num_slots) {
   if (is_known(session)) return invalid(session, "it exists");
@@ -88,27 +142,36 @@ Result<Bytes> FabricTransport::open_landing(const SessionId& session, std::size_
     return invalid(session, "a landing of " + std::to_string(num_slots) + " slots of " +
                                 std::to_string(slot_bytes) + " bytes");
   }
-  auto landing = allocate(slot_bytes * num_slots, kFiRemoteWrite);
-  if (!landing.ok()) return landing.status();
+  if (std::all_of(rails_.begin(), rails_.end(), [](const FabricRail& rail) { return rail.out; })) {
+    return Status(Code::kTransport, "fabric: no rail is left; an engine made anew opens them again");
+  }
+  const std::size_t max_writes = std::max(rails_.size(), num_parts(slot_bytes));
+  if (max_writes > kMaxWritesPerBox) {
+    return invalid(session, "slots of " + std::to_string(slot_bytes) + " bytes, in writes of " +
+                                std::to_string(max_write_bytes_));
+  }
+  const auto kept = keep_entries(num_slots, static_cast<std::uint32_t>(max_writes));
+  if (!kept.ok()) return kept.status();
+  auto memory = allocate_slots(slot_bytes * num_slots, kFiRemoteWrite);
+  if (!memory.ok()) return memory.status();
   const auto index = take_index(session);
   if (!index.ok()) return index.status();
+  num_kept_entries_ += kept.value();
   FabricSession& opened = sessions_[session];
-  opened.landing = std::move(landing).value();
-  opened.index = index.value();
-  const auto address = reinterpret_cast<std::uintptr_t>(opened.landing->memory.region().data);
-  return describe(session, {.base = endpoint_->by_address() ? address : 0,
-                            .key = opened.landing->registration->key,
-                            .slot_bytes = slot_bytes,
-                            .num_slots = num_slots,
-                            .index = opened.index});
+  opened.landing = FabricLanding{std::move(memory).value(), index.value(), kept.value()};
+  return describe(session, &opened.landing->memory,
+                  {.slot_bytes = slot_bytes,
+                   .num_slots = num_slots,
+                   .max_writes = static_cast<std::uint32_t>(max_writes),
+                   .index = index.value()});
 }
 
 Region FabricTransport::landing(const SessionId& session) {
   if (const auto open = sessions_.find(session); open != sessions_.end()) {
-    return open->second.landing ? open->second.landing->memory.region() : Region{};
+    return open->second.landing ? open->second.landing->memory.memory.region() : Region{};
   }
   const auto closed = closed_.find(session);
-  return closed != closed_.end() ? closed->second.landing.memory.region() : Region{};
+  return closed != closed_.end() ? closed->second.landing.memory.memory.region() : Region{};
 }
 
 Result<Bytes> FabricTransport::accept(const SessionId& session, ByteView description, std::size_t slot_bytes,
@@ -124,13 +187,21 @@ Result<Bytes> FabricTransport::accept(const SessionId& session, ByteView descrip
                                         " bytes, the offer says " + std::to_string(num_slots) + " of " +
                                         std::to_string(slot_bytes));
   }
+  if (num_parts(slot_bytes) > peer.landing.max_writes) {
+    return Status(Code::kHandshake, "fabric: slots of " + std::to_string(slot_bytes) + " bytes take " +
+                                        std::to_string(num_parts(slot_bytes)) + " writes of " +
+                                        std::to_string(max_write_bytes_) +
+                                        " bytes here, the peer has room for " +
+                                        std::to_string(peer.landing.max_writes));
+  }
   const auto acquired = acquire(peer);
   if (!acquired.ok()) return acquired.status();
   FabricSession& opened = sessions_[session];
   opened.peer = acquired.value();
   opened.remote = peer.landing;
+  opened.remote_rails = peer.rails;
   opened.process = peer.process;
-  return describe(session, {});
+  return describe(session, nullptr, {});
 }
 
 Status FabricTransport::connect(const SessionId& session, ByteView description) {
@@ -152,10 +223,18 @@ Status FabricTransport::connect(const SessionId& session, ByteView description) 
 Result<FabricPeer*> FabricTransport::acquire(const FabricDescription& peer) {
   auto known = peers_.find(peer.incarnation);
   if (known == peers_.end()) {
-    const auto address = endpoint_->insert(peer.endpoint);
-    if (!address.ok()) return address.status();
-    known = peers_.emplace(peer.incarnation, FabricPeer{.address = address.value()}).first;
+    auto made = make_peer(peer);
+    if (!made.ok()) return made.status();
+    known = peers_.emplace(peer.incarnation, std::move(made).value()).first;
   }
+  bool reaches = false;
+  for (FabricLane& lane : known->second.lanes) {
+    if (lane.remote >= peer.rails.size() || !peer.rails[lane.remote].alive) {
+      lane.state = FabricLane::State::kGone;
+    }
+    reaches |= lane.state != FabricLane::State::kGone;
+  }
+  if (!reaches) return Status(Code::kHandshake, "fabric: no rail that still works leads to the peer");
   ++known->second.num_users;
   return &known->second;
 }
@@ -165,7 +244,7 @@ void FabricTransport::release(FabricPeer& peer) {
 }
 
 Result<Region> FabricTransport::allocate_staging(std::size_t size_bytes) {
-  auto memory = allocate(size_bytes, kFiWrite);
+  auto memory = allocate_slots(size_bytes, kFiWrite);
   if (!memory.ok()) return memory.status();
   staging_.push_back(std::move(memory).value());
   return staging_.back().memory.region();
@@ -175,12 +254,16 @@ void FabricTransport::release_staging(Region region) {
   std::erase_if(staging_, [&](const FabricMemory& each) { return each.memory.region().data == region.data; });
 }
 
-void* FabricTransport::descriptor_of(ByteView source) const {
+Status FabricTransport::clear_staging(Region region) {
+  const FabricMemory* const staging = staging_of({region.data, region.size_bytes});
+  if (staging == nullptr) return {Code::kTransport, "fabric: not staging memory"};
+  return staging->memory.clear(region.size_bytes);
+}
+
+const FabricMemory* FabricTransport::staging_of(ByteView source) const {
   for (const FabricMemory& each : staging_) {
     const Region region = each.memory.region();
-    if (source.data() >= region.data && source.data() < region.data + region.size_bytes) {
-      return each.registration->mem_desc;
-    }
+    if (source.data() >= region.data && source.data() < region.data + region.size_bytes) return &each;
   }
   return nullptr;
 }
@@ -193,18 +276,18 @@ void FabricTransport::close_session(const SessionId& session) {
   if (closing.landing) {
     if (closing.peer != nullptr) announce(*closing.peer, session, FabricKind::kClosed);
     closed_.emplace(session, FabricClosedLanding{.landing = std::move(*closing.landing),
-                                                 .index = closing.index,
                                                  .process = std::move(closing.process),
+                                                 .revoke_at = monotonic_us() + revoke_after_us_,
                                                  .quiet = closing.peer_quiet || !closing.spoke});
   } else {
-    const bool quiet = closing.num_posts == 0 && !closing.uncertain && endpoint_->delivers();
+    const bool quiet = closing.num_posts == 0 && !closing.uncertain && delivers_;
     announce(*closing.peer, session, quiet ? FabricKind::kQuiet : FabricKind::kClosed);
     if (closing.num_posts != 0) {
       ++closing.peer->num_users;
       draining_.emplace(session, FabricDraining{.peer = closing.peer,
                                                 .process = std::move(closing.process),
                                                 .num_posts = closing.num_posts,
-                                                .uncertain = closing.uncertain || !endpoint_->delivers()});
+                                                .uncertain = closing.uncertain || !delivers_});
       orphan_posts(session);
     }
   }
@@ -226,16 +309,30 @@ void FabricTransport::orphan_posts(const SessionId& session) {
 bool FabricTransport::landing_quiet(const SessionId& session) {
   const auto closed = closed_.find(session);
   if (closed == closed_.end()) return false;
-  FabricClosedLanding& landing = closed->second;
-  if (!landing.quiet) landing.quiet = proven_dead(landing.process, process_);
-  return landing.quiet;
+  return is_quiet(closed->second);
+}
+
+bool FabricTransport::is_quiet(FabricClosedLanding& closed) const {
+  if (!closed.quiet) closed.quiet = proven_dead(closed.process, process_);
+  // Not at once: a write that is refused ends its whole connection, and the peer may be about to say that it
+  // has written its last.
+  if (!closed.quiet && revokes_ && monotonic_us() >= closed.revoke_at) {
+    bool revoked = true;
+    for (FidHandle<FidMr>& registration : closed.landing.memory.registrations) {
+      if (registration == nullptr) continue;
+      FidMr* const region = registration.release();
+      revoked &= region->fid.ops->close(&region->fid) == 0;
+    }
+    closed.quiet = revoked;
+    closed.revoke_at = kNever;
+  }
+  return closed.quiet;
 }
 
 bool FabricTransport::release_landing(const SessionId& session) {
   const auto closed = closed_.find(session);
   if (closed == closed_.end()) return true;
   if (!landing_quiet(session)) return false;
-  by_index_.erase(closed->second.index);
   free_landing(closed->second.landing);
   closed_.erase(closed);
   return true;
@@ -245,13 +342,25 @@ bool FabricTransport::is_known(const SessionId& session) const {
   return sessions_.contains(session) || closed_.contains(session) || draining_.contains(session);
 }
 
-Bytes FabricTransport::describe(const SessionId& session, const FabricLandingInfo& landing) const {
-  return encode({.session = session,
-                 .incarnation = incarnation_,
-                 .protocol = endpoint_->protocol(),
-                 .process = process_,
-                 .endpoint = endpoint_->name(),
-                 .landing = landing});
+Bytes FabricTransport::describe(const SessionId& session, const FabricMemory* memory,
+                                const FabricLandingInfo& landing) const {
+  FabricDescription description{.session = session,
+                                .incarnation = incarnation_,
+                                .protocol = protocol_,
+                                .process = process_,
+                                .rails = {},
+                                .landing = landing};
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    FabricRailInfo& rail = description.rails.emplace_back();
+    rail.endpoint = rails_[i].endpoint->name();
+    rail.alive = !rails_[i].out;
+    if (memory == nullptr || rails_[i].out) continue;
+    if (rails_[i].endpoint->by_address()) {
+      rail.base = reinterpret_cast<std::uintptr_t>(memory->memory.region().data);
+    }
+    rail.key = memory->registrations[i]->key;
+  }
+  return encode(description);
 }
 
 Result<FabricDescription> FabricTransport::understand(const SessionId& session, ByteView description) const {
@@ -265,9 +374,9 @@ Result<FabricDescription> FabricTransport::understand(const SessionId& session, 
   if (peer.incarnation == incarnation_) {
     return Status(Code::kHandshake, "fabric: the peer is this engine itself, " + to_string(incarnation_));
   }
-  if (peer.protocol != endpoint_->protocol()) {
-    return Status(Code::kHandshake, "fabric: the peer's provider is " + peer.protocol + ", here it is " +
-                                        endpoint_->protocol());
+  if (peer.protocol != protocol_) {
+    return Status(Code::kHandshake,
+                  "fabric: the peer's provider is " + peer.protocol + ", here it is " + protocol_);
   }
   return decoded;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,93 +11,27 @@
 #include <utility>
 #include <vector>
 
-#include "transport/fabric/arrivals.hpp"
-#include "transport/fabric/description.hpp"
-#include "transport/fabric/endpoint.hpp"
 #include "transport/fabric/fabric_transport.hpp"
-#include "transport/fabric/operations.hpp"
-#include "transport/remote_memory.hpp"
+#include "transport/fabric/nics.hpp"
+#include "transport/fabric/state.hpp"
+#include "transport/fabric/wait.hpp"
 
 namespace kvpush {
 
-/// Memory with its registration. The registration goes first.
-struct FabricMemory {
-  RemoteMemory memory;
-  FidHandle<FidMr> registration;
-};
-
-/// One other engine in the address vector, whatever the number of sessions with it.
-struct FabricPeer {
-  FiAddr address = kFiAddrUnspec;
-  std::size_t num_users = 0;  ///< sessions, operations under way, announcements
-  TimeUs idle_since = kNever;
-};
-
-/// One open session. Which members are used tells the side: D has a landing, P has the peer's.
-struct FabricSession {
-  FabricPeer* peer = nullptr;           ///< null until connect()
-  ProcessIdentity process;              ///< the peer's
-  std::optional<FabricMemory> landing;  ///< D
-  std::uint16_t index = 0;              ///< D
-  FabricArrivals arrivals;              ///< D
-  FabricLandingInfo remote;             ///< P
-  std::uint64_t num_writes = 0;         ///< P: started so far
-  std::size_t num_posts = 0;            ///< P: unfinished
-  bool spoke = false;                   ///< a message has left for the peer
-  bool heard = false;                   ///< a message or notice has come from it
-  bool lost = false;
-  bool closed_early = false;  ///< D: the peer closed before connect()
-  bool peer_quiet = false;    ///< D: the peer has closed, and its last write has arrived
-  bool uncertain = false;     ///< P: a write ended without being known to have arrived
-};
-
-/// D's landing after close_session(). It stays registered until it is quiet: a write that a provider refuses
-/// ends its whole connection, and with it the pair's other sessions.
-struct FabricClosedLanding {
-  FabricMemory landing;
-  std::uint16_t index = 0;
-  ProcessIdentity process;
-  bool quiet = false;
-};
-
-/// P's session after close_session(), until its last post has ended or the peer is proven dead.
-struct FabricDraining {
-  FabricPeer* peer = nullptr;
-  ProcessIdentity process;
-  std::size_t num_posts = 0;
-  bool uncertain = false;
-};
-
-/// One box on its way: its writes, then its notice.
-struct FabricPost {
-  SessionId session;
-  TicketId ticket = 0;
-  FabricPeer* peer = nullptr;
-  ByteView source;  ///< what is not yet started
-  void* descriptor = nullptr;
-  std::uint64_t address = 0;
-  std::uint64_t key = 0;
-  std::uint16_t index = 0;
-  std::uint64_t next_write = 0;
-  FabricMessage* notice = nullptr;  ///< until it is started
-  std::size_t num_started = 0;      ///< operations under way
-  bool orphaned = false;            ///< its ticket has been answered as kUnknown
-  bool settled = false;             ///< and that it is over
-  bool failed = false;
-};
-
-/// Sessions over one endpoint. sessions.cpp sets them up and ends them, fabric_transport.cpp moves the data,
-/// queue.cpp takes what the completion queue tells. Progress thread only.
+/// Sessions over all rails. sessions.cpp sets them up and ends them, fabric_transport.cpp moves the data,
+/// lanes.cpp chooses the way, queue.cpp takes what the completion queues tell. Progress thread only.
 class FabricTransport final : public Transport {
  public:
-  FabricTransport(const FabricOptions& options, std::unique_ptr<FabricEndpoint> endpoint);
+  /// `delivers`: all rails tell when a write has arrived. `revokes`: closing a registration ends access.
+  FabricTransport(const FabricOptions& options, std::string protocol, std::vector<FabricRail> rails,
+                  bool delivers, bool revokes);
   ~FabricTransport() override;
   /// Registers the buffers of messages. Once, before anything else.
   Status start();
 
   [[nodiscard]] std::string_view name() const override { return "fabric"; }
   [[nodiscard]] Capabilities capabilities() const override {
-    return {.can_wait = endpoint_->wait_fd() >= 0, .max_message_bytes = kFabricMaxMessageBytes};
+    return {.can_wait = wait_.fd() >= 0, .max_message_bytes = kFabricMaxMessageBytes};
   }
 
   Result<Bytes> open_landing(const SessionId& session, std::size_t slot_bytes,
@@ -111,12 +46,13 @@ class FabricTransport final : public Transport {
   }
   Result<Region> allocate_staging(std::size_t size_bytes) override;
   void release_staging(Region region) override;
+  Status clear_staging(Region region) override;
 
   Sent post(const SessionId& session, TicketId ticket, ByteView source, std::uint32_t slot,
             ByteView notice) override;
   Sent send(const SessionId& session, ByteView message) override;
   void poll(TransportSink& sink) override;
-  [[nodiscard]] int wait_fd() const override { return endpoint_->wait_fd(); }
+  [[nodiscard]] int wait_fd() const override { return wait_.fd(); }
   [[nodiscard]] bool arm_wait() override;
 
   void close_session(const SessionId& session) override;
@@ -132,15 +68,55 @@ class FabricTransport final : public Transport {
     TimeUs give_up_at = 0;
   };
 
-  Result<FabricMemory> allocate(std::size_t size_bytes, std::uint64_t access) const;
-  static void free_landing(FabricMemory& landing);
+  struct Trial {
+    FabricPeer* peer = nullptr;
+    std::uint32_t lane = 0;
+    TimeUs since = 0;
+  };
+
+  /// Of the host, or of the device if slots are there.
+  Result<FabricMemory> allocate_slots(std::size_t size_bytes, std::uint64_t access) const;
+  Result<FabricMemory> register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
+                                           bool on_device) const;
+  void free_landing(FabricLanding& landing);
+  /// Whether nobody writes a closed landing any more; ends the peer's access where that is possible.
+  [[nodiscard]] bool is_quiet(FabricClosedLanding& closed) const;
   [[nodiscard]] bool is_known(const SessionId& session) const;
   Result<std::uint16_t> take_index(const SessionId& session);
-  [[nodiscard]] Bytes describe(const SessionId& session, const FabricLandingInfo& landing) const;
+  /// Keeps entries of the queues for a landing's writes.
+  Result<std::size_t> keep_entries(std::uint32_t num_slots, std::uint32_t max_writes) const;
+  [[nodiscard]] std::size_t num_parts(std::size_t size_bytes) const;
+  [[nodiscard]] Bytes describe(const SessionId& session, const FabricMemory* memory,
+                               const FabricLandingInfo& landing) const;
   Result<FabricDescription> understand(const SessionId& session, ByteView description) const;
   Result<FabricPeer*> acquire(const FabricDescription& peer);
   static void release(FabricPeer& peer);
-  [[nodiscard]] void* descriptor_of(ByteView source) const;
+  [[nodiscard]] const FabricMemory* staging_of(ByteView source) const;
+
+  /// Makes the lanes to a peer. Errors: Handshake (none works).
+  Result<FabricPeer> make_peer(const FabricDescription& peer);
+  /// The next lane to use: of those in the best state, and not in the set `tried`, the first or, `by_load`,
+  /// the one whose rail has the fewest bytes under way.
+  [[nodiscard]] std::optional<std::uint32_t> choose_lane(const FabricPeer& peer, std::uint32_t tried,
+                                                         bool by_load) const;
+  [[nodiscard]] std::size_t num_best_lanes(const FabricPeer& peer) const;
+  /// Takes note of how an operation over a lane has ended; null: well.
+  void note_lane(FabricPeer& peer, std::uint32_t lane, const std::string* error);
+  /// Sends a trial message over each lane that is due for one.
+  void try_lanes(FabricPeer& peer);
+  void start_trials();
+  /// How many bytes of a box go as one write.
+  [[nodiscard]] std::size_t part_of(std::size_t size_bytes, const FabricPeer& peer,
+                                    std::uint32_t max_writes) const;
+  FabricStart start_write(PostId id, FabricPost& post);
+  FabricStart start_message(FabricMessage& message, FabricPeer& peer);
+  FabricStart start_on(FabricMessage& message, FabricPeer& peer, std::uint32_t lane);
+  /// Whether a message that failed goes on over another lane.
+  [[nodiscard]] bool goes_on(const FabricOperation& message) const;
+  void resend();
+  /// Ends a rail whose queue has failed: what has arrived over it may be lost, and with it every session
+  /// that uses it.
+  void take_out(std::uint32_t rail, const std::string& reason);
 
   /// Starts as much of the post as there is room for.
   FabricStart advance(PostId id, FabricPost& post);
@@ -148,7 +124,6 @@ class FabricTransport final : public Transport {
   void on_post_over(const FabricPost& post);
   /// Drops what of the post is not started.
   void stop(FabricPost& post);
-  FabricStart start_message(FabricMessage& message, FabricPeer& peer);
   void lose(const SessionId& id, const std::string& reason);
   /// Tells the peer how this side of a session has ended, as well as that can be done.
   void announce(FabricPeer& peer, const SessionId& session, FabricKind kind);
@@ -157,12 +132,12 @@ class FabricTransport final : public Transport {
   void resume();
   void send_announcements();
 
-  void read_queue(TransportSink& sink);
+  void read_queue(TransportSink& sink, std::uint32_t rail);
   void on_entry(TransportSink& sink, const FiCqDataEntry& entry);
-  void on_error(const FiCqErrEntry& entry, const std::string& text);
+  void on_error(std::uint32_t rail, const FiCqErrEntry& entry, const std::string& text);
   /// Takes a message or write that has ended off the books.
   void on_ended(FabricOperation& operation, const std::string* error);
-  void lose_all(const std::string& reason);
+  void end(FabricOperation& operation, bool failed);
   void on_immediate(TransportSink& sink, std::uint32_t immediate);
   void on_received(TransportSink& sink, ByteView frame);
   void on_notice_frame(TransportSink& sink, const SessionId& id, const FabricFrame& frame);
@@ -174,13 +149,23 @@ class FabricTransport final : public Transport {
   void deliver(TransportSink& sink);
 
   const Incarnation incarnation_;
+  const std::string protocol_;
   const std::size_t max_posts_;
-  const std::size_t max_write_bytes_;
+  const std::size_t min_stripe_bytes_;
+  const TimeUs try_again_us_;
+  const TimeUs revoke_after_us_;
   const TimeUs pin_budget_us_;
+  const bool delivers_;
+  const bool revokes_;
   const std::shared_ptr<const CudaDevice> device_;
+  const bool device_slots_;
   const std::shared_ptr<FabricCounters> counters_;
   const ProcessIdentity process_;
-  std::unique_ptr<FabricEndpoint> endpoint_;
+  std::vector<FabricRail> rails_;
+  std::size_t max_write_bytes_;
+  std::size_t queue_entries_ = SIZE_MAX;  // the least of any rail
+  std::size_t num_kept_entries_ = 0;      // of each queue, for the writes into landings
+  FabricWait wait_;
   std::optional<FabricMemory> buffers_;
   FabricOperations operations_;
 
@@ -190,14 +175,17 @@ class FabricTransport final : public Transport {
   std::unordered_map<SessionId, FabricDraining> draining_;
   std::unordered_map<std::uint16_t, SessionId> by_index_;
   std::uint16_t next_index_ = 0;
-  std::vector<FabricMemory> staging_;
+  std::list<FabricMemory> staging_;
   std::unordered_map<PostId, FabricPost> posts_;
   PostId next_post_ = 1;
   std::deque<PostId> unstarted_;  // posts of which something is not yet started
   std::deque<Announcement> announcements_;
+  std::deque<FabricMessage*> resends_;  // failed on one lane, to go on over another
+  std::deque<Trial> trials_;            // not yet started
   std::vector<std::pair<TicketId, Fate>> due_;
   std::vector<TicketId> settled_;
   std::vector<std::pair<SessionId, std::string>> lost_;
+  std::string refusal_;   // what libfabric said to what no rail took
   bool refused_ = false;  // since the last poll the provider had no room for a message or write
   TimeUs next_sweep_ = 0;
 };

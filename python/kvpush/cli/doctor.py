@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvpush.doctor.fabric import Libfabric, Provider
-    from kvpush.doctor.host import Gpu, Nic, Vllm
+    from kvpush.doctor.host import FabricRail, Gpu, Nic, Vllm
 
 _SELF_TEST_S = 120.0
 _GET_LIBFABRIC = "apt-get install libfabric1 (1.17 or newer), or your distribution's package"
@@ -55,6 +55,7 @@ class Report:
     nixl: str | None
     libfabric: str | None
     fabric: "Libfabric | None"
+    rails: "list[FabricRail]"
     vllm: "Vllm"
     missing: list[str] = field(default_factory=list)
 
@@ -109,6 +110,7 @@ def examine(progress: Any = lambda name: None) -> Report:
         nixl=host.nixl_version(),
         libfabric=libfabric.version if libfabric else None,
         fabric=libfabric,
+        rails=host.fabric_rails(),
         vllm=host.vllm(),
     )
     report.missing = _missing(report, no_gpu, no_libfabric)
@@ -178,7 +180,9 @@ def _examine_on_gpu(name: str) -> TransportReport:
     result = _examine_transport(name, "", "gpu")
     result.memory = "GPU"
     if result.ok and not result.detail:  # else it warned: of slots elsewhere, too
-        on_device = name == "shm" or Config.from_env().nixl_device_memory
+        config = Config.from_env()
+        places = {"nixl": config.nixl_device_memory, "fabric": config.fabric_device_memory}
+        on_device = places.get(name, True)
         result.detail = "slots in GPU memory" if on_device else "slots in pinned host memory"
     return result
 
@@ -229,6 +233,7 @@ def _print(report: Report, console: "Console") -> None:
         for gpu in report.gpus
     )
     nics = "; ".join(f"{n.name} ({n.kind}, {n.state}{', ' + n.rate if n.rate else ''})" for n in report.nics)
+    rails = "; ".join(str(rail) for rail in report.rails if rail.chosen)
     vllm = report.vllm
     plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
     support = "supported" if vllm.supported else "NOT supported"
@@ -237,6 +242,7 @@ def _print(report: Report, console: "Console") -> None:
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),
         ("libfabric", f"{report.fabric.version}, {report.fabric.library}" if report.fabric else "not found"),
+        ("rails", rails or "none"),
         ("vLLM", f"{vllm.version} ({support}, {plugin})" if vllm.version else "not found"),
     ):
         console.print(f"{label:10}{escape(text)}")

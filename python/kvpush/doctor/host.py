@@ -60,6 +60,31 @@ def gpus() -> tuple[list[Gpu], str]:
     ], "" if found else "the CUDA driver has no device for this process"
 
 
+@dataclass
+class FabricRail:
+    """A NIC, or one address of it, as a provider of libfabric offers it.
+
+    ``numa_node`` -1 and ``gbit_per_s`` 0 are unknown.
+    """
+
+    provider: str
+    protocol: str
+    domain: str
+    device: str
+    address: str
+    pci: str
+    numa_node: int
+    gbit_per_s: float
+    chosen: bool
+
+    def __str__(self) -> str:
+        name = f"{self.domain} {self.address}".rstrip()
+        known = [self.provider]
+        known += [f"{self.gbit_per_s:g} Gbit/s"] if self.gbit_per_s else []
+        known += [f"NUMA node {self.numa_node}"] if self.numa_node >= 0 else []
+        return f"{name} ({', '.join(known)})"
+
+
 def has_cuda_kernels() -> bool:
     """Return whether this installation was built with CUDA kernels."""
     from kvpush.config import cuda_kernels_path
@@ -85,6 +110,25 @@ def nics(sys_class: Path = Path("/sys/class")) -> list[Nic]:
 def nixl_version() -> str | None:
     """Return the version of the installed NIXL package."""
     return version_of("nixl-cu13", "nixl-cu12", "nixl")
+
+
+def fabric_rails() -> list[FabricRail]:
+    """Return the NICs that transport fabric could use here.
+
+    Those that are ``chosen`` an engine with the environment's settings would use. Empty where libfabric or a
+    configured rail is missing.
+    """
+    try:
+        from kvpush import _core
+        from kvpush.config import Config, fabric_libraries
+
+        config = Config.from_env()
+        found = _core.fabric_rails(
+            fabric_libraries(config.fabric_library), config.fabric_provider, config.fabric_rails
+        )
+    except Exception:  # the transport's own line says why
+        return []
+    return [FabricRail(**rail) for rail in found]
 
 
 def vllm() -> Vllm:
