@@ -64,6 +64,7 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const
     options.rails = get<std::vector<std::string>>(description, "fabric_rails");
     options.device = std::move(device);
     options.device_slots = get<bool>(description, "fabric_device_memory");
+    options.pin_thread = get<bool>(description, "fabric_pin_thread");
     return make_fabric_transport(api.value(), options);
   }
   return Status(Code::kInvalidArgument,
@@ -179,6 +180,7 @@ py::dict transports(const std::string& nixl_library, const std::vector<std::stri
     description["fabric_provider"] = fabric_provider;
     description["fabric_rails"] = fabric_rails;
     description["fabric_device_memory"] = false;
+    description["fabric_pin_thread"] = false;
     const auto made = make_transport(name, incarnation, description);
     found[name] = made.ok() ? std::string() : made.status().message();
   }

@@ -118,6 +118,8 @@ class Config:
         to this process, else the first that libfabric lists.
     fabric_device_memory : bool
         As ``nixl_device_memory``, of transport ``fabric``: its provider must have ``FI_HMEM``.
+    fabric_pin_thread : bool
+        The engine's own thread runs on the CPUs of its first rail's NUMA node only.
     secret : str
         Shared by all engines that may find each other, 16 characters or more; "" for none. Never shown.
 
@@ -159,6 +161,7 @@ class Config:
     fabric_provider: str = ""
     fabric_rails: tuple[str, ...] = ()
     fabric_device_memory: bool = False
+    fabric_pin_thread: bool = False
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -188,7 +191,7 @@ class Config:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgument(f"nixl_backends={backends!r}: expected a tuple of names, such as ('UCX',)")
         object.__setattr__(self, "nixl_backends", names)
-        for name in ("cuda_bulk", "nixl_device_memory", "fabric_device_memory"):
+        for name in ("cuda_bulk", "nixl_device_memory", "fabric_device_memory", "fabric_pin_thread"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}={getattr(self, name)!r}: expected True or False")
         check_secret(self.secret)

@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
 #include "fake_fabric.hpp"
+#include "transport/fabric/fabric_transport.hpp"
 #include "transport/fabric/nics.hpp"
 #include "transport/fabric/topology.hpp"
 
@@ -134,6 +136,43 @@ TEST(all_nics_are_listed_and_the_rails_marked) {
   CHECK_EQ(nics.value().front().pci, std::string("0000:13:00.0"));
   CHECK_EQ(nics.value().front().numa_node, 1);
   for (const FabricNic& nic : nics.value()) CHECK_EQ(nic.chosen, nic.domain == "nic3");
+}
+
+TEST(the_polling_thread_is_pinned_if_that_is_asked_for) {
+  struct Nobody final : TransportSink {
+    void on_message(const SessionId& /*session*/, ByteView /*message*/) override {}
+    void on_notice(const SessionId& /*session*/, ByteView /*notice*/) override {}
+    void on_completed(TicketId /*ticket*/, Fate /*fate*/) override {}
+    void on_lost(const SessionId& /*session*/, const std::string& /*reason*/) override {}
+    void on_settled(TicketId /*ticket*/) override {}
+  };
+  cpu_set_t all;
+  CHECK_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  std::size_t last = 0;
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) last = CPU_ISSET(cpu, &all) ? cpu : last;
+  const Sysfs sysfs;
+  add_two_sockets(sysfs);
+  sysfs.add_node(0, "2000");
+  sysfs.add_node(1, std::to_string(last) + ",2000");
+  for (const bool pins : {false, true}) {
+    FabricOptions options;
+    options.incarnation = Incarnation{random_uuid()};
+    options.rails = {"nic2", "nic0"};
+    options.sysfs = sysfs.root();
+    options.pin_thread = pins;
+    const auto made = make_fabric_transport(fake_fabric::network({.num_nics = 4}), options);
+    if (!CHECK(made.ok())) return;
+    cpu_set_t now;
+    int num_cpus = 0;
+    std::thread([&] {
+      Nobody sink;
+      made.value()->poll(sink);
+      CHECK_EQ(sched_getaffinity(0, sizeof(now), &now), 0);
+      num_cpus = CPU_COUNT(&now);
+    }).join();
+    CHECK_EQ(num_cpus, pins ? 1 : CPU_COUNT(&all));
+    CHECK(CPU_ISSET(last, &now));
+  }
 }
 
 TEST(an_interface_tells_its_device_and_speed) {

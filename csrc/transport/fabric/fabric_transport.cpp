@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "transport/fabric/revocation.hpp"
+#include "transport/fabric/topology.hpp"
 #include "transport/fabric/transport_impl.hpp"
 
 namespace kvpush {
@@ -129,6 +130,7 @@ Sent FabricTransport::send(const SessionId& session, ByteView message) {
 }
 
 void FabricTransport::poll(TransportSink& sink) {
+  if (std::exchange(pins_, false)) pin_thread();
   refused_ = false;
   deliver(sink);
   for (std::uint32_t rail = 0; rail < rails_.size(); ++rail) read_queue(sink, rail);
@@ -143,6 +145,14 @@ void FabricTransport::poll(TransportSink& sink) {
     sweep_peers(now);
   }
   deliver(sink);
+}
+
+void FabricTransport::pin_thread() {
+  const int node = rails_.front().numa_node;
+  const bool pinned = node >= 0 && Topology(sysfs_).pin_thread(node);
+  log(pinned ? LogLevel::kInfo : LogLevel::kWarning,
+      std::string("fabric: the progress thread is ") + (pinned ? "" : "not ") + "pinned to NUMA node " +
+          std::to_string(node) + " of rail " + rails_.front().label);
 }
 
 bool FabricTransport::arm_wait() {
@@ -255,6 +265,7 @@ Result<std::unique_ptr<Transport>> make_over(const std::shared_ptr<const FabricA
     const FabricNic& nic = chosen.nics[i];
     FabricRail& rail = rails.emplace_back();
     rail.label = nic.domain + (nic.address.empty() ? "" : " " + nic.address);
+    rail.numa_node = nic.numa_node;
     rail.endpoint = std::move(endpoint).value();
     log(LogLevel::kInfo, "fabric rail " + std::to_string(i) + ": " + nic.protocol + ", " + rail.label +
                              ", PCI " + (nic.pci.empty() ? "unknown" : nic.pci) + ", NUMA node " +
@@ -296,7 +307,8 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
   const FabricChoice choice{.provider = options.provider,
                             .rails = options.rails,
                             .gpu_pci = options.device ? options.device->pci() : std::string(),
-                            .device_memory = options.device_slots};
+                            .device_memory = options.device_slots,
+                            .sysfs = options.sysfs};
   Status why;
   for (const bool delivers : {true, false}) {
     auto chosen = choose_fabric_nics(*api, choice, delivers);

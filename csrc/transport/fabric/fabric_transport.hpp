@@ -39,6 +39,8 @@ struct FabricOptions {
   TimeUs try_again_us = 10'000'000;          ///< until a lane that failed is given a trial message
   std::shared_ptr<FabricCounters> counters;  ///< optional
   std::shared_ptr<const CudaDevice> device;  ///< where this engine's cache is; null: in host memory
+  bool pin_thread = false;                   ///< the thread that polls: to the first rail's NUMA node
+  std::string sysfs = "/sys";                ///< but for tests
   bool device_slots = false;                 ///< with a device: staging and landings in its memory
   TimeUs pin_budget_us = std::numeric_limits<TimeUs>::max();  ///< for one landing or staging buffer
 };

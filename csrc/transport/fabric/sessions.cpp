@@ -36,6 +36,8 @@ FabricTransport::FabricTransport(const FabricOptions& options, std::string proto
       pin_budget_us_(options.pin_budget_us),
       delivers_(delivers),
       revokes_(revokes),
+      sysfs_(options.sysfs),
+      pins_(options.pin_thread),
       device_(options.device),
       device_slots_(options.device_slots),
       counters_(options.counters ? options.counters : std::make_shared<FabricCounters>()),

@@ -19,6 +19,7 @@ namespace kvpush {
 /// One NIC's endpoint, and what is under way over it.
 struct FabricRail {
   std::string label;
+  int numa_node = -1;
   std::unique_ptr<FabricEndpoint> endpoint;
   std::vector<FabricOperation*> idle_receives;  ///< to be posted, again or for the first time
   std::size_t num_writes = 0;                   ///< under way

@@ -132,6 +132,7 @@ class FabricTransport final : public Transport {
   void resume();
   void send_announcements();
 
+  void pin_thread();
   void read_queue(TransportSink& sink, std::uint32_t rail);
   void on_entry(TransportSink& sink, const FiCqDataEntry& entry);
   void on_error(std::uint32_t rail, const FiCqErrEntry& entry, const std::string& text);
@@ -157,6 +158,8 @@ class FabricTransport final : public Transport {
   const TimeUs pin_budget_us_;
   const bool delivers_;
   const bool revokes_;
+  const std::string sysfs_;
+  bool pins_;  // the next poll pins its thread
   const std::shared_ptr<const CudaDevice> device_;
   const bool device_slots_;
   const std::shared_ptr<FabricCounters> counters_;
