@@ -98,9 +98,18 @@ def test_doctor_without_any_working_transport_fails_and_says_why(only_transports
     (nixl,) = report["transports"]
     assert nixl["detail"] == "libnixl_capi.so: not found"
     assert nixl["how_to_get"] == "pip install 'kvpush[nixl]'"
-    assert {"kvpush", "python", "gpus", "nics", "nixl", "libfabric", "fabric", "rails", "vllm", "missing"} <= set(
-        report
-    )
+    assert {
+        "kvpush",
+        "python",
+        "gpus",
+        "nics",
+        "nixl",
+        "libfabric",
+        "fabric",
+        "rails",
+        "vllm",
+        "missing",
+    } <= set(report)
     assert any(line.startswith("libfabric: libfabric.so.1: not found.") for line in report["missing"])
 
 

@@ -299,10 +299,11 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
                   "host memory: set it to false");
   }
   if (options.device_slots && options.device->direct_writes() == CudaDirectWrites::kUnordered) {
-    return Status(Code::kUnsupported,
-                  "fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) is set and " + options.device->name() +
-                      " can neither order nor flush what a NIC writes into its memory, so that a box could be "
-                      "read before it is there: set it to false");
+    return Status(
+        Code::kUnsupported,
+        "fabric_device_memory (KVPUSH_FABRIC_DEVICE_MEMORY) is set and " + options.device->name() +
+            " can neither order nor flush what a NIC writes into its memory, so that a box could be "
+            "read before it is there: set it to false");
   }
   const FabricChoice choice{.provider = options.provider,
                             .rails = options.rails,

@@ -141,8 +141,10 @@ class Writes final : public PlainWrites {
 
 Result<std::unique_ptr<PlainWrites>> make_plain_writes(const std::shared_ptr<const FabricApi>& api,
                                                        const std::string& provider, Region memory) {
-  auto chosen = choose_fabric_nics(*api, {.provider = provider}, true);
-  if (!chosen.ok()) chosen = choose_fabric_nics(*api, {.provider = provider}, false);
+  FabricChoice choice;
+  choice.provider = provider;
+  auto chosen = choose_fabric_nics(*api, choice, true);
+  if (!chosen.ok()) chosen = choose_fabric_nics(*api, choice, false);
   if (!chosen.ok()) return chosen.status();
   FabricRailInfos& rails = chosen.value();
   auto endpoint =

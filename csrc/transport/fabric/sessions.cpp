@@ -85,10 +85,9 @@ FabricTransport::~FabricTransport() {
 }
 
 Result<FabricMemory> FabricTransport::allocate_slots(std::size_t size_bytes, std::uint64_t access) const {
-  return register_everywhere(
-      device_slots_ ? RemoteMemory::allocate(size_bytes, device_)
-                    : RemoteMemory::map(size_bytes, device_, pin_budget_us_),
-      access, device_slots_);
+  return register_everywhere(device_slots_ ? RemoteMemory::allocate(size_bytes, device_)
+                                           : RemoteMemory::map(size_bytes, device_, pin_budget_us_),
+                             access, device_slots_);
 }
 
 Result<FabricMemory> FabricTransport::register_everywhere(Result<RemoteMemory> memory, std::uint64_t access,
