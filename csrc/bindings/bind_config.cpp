@@ -2,18 +2,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.hpp"
+#include "bindings/transports.hpp"
 #include "pack/cpu/cpu_packer.hpp"
 #include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
-#include "transport/fabric/fabric_transport.hpp"
 #include "transport/fault/fault_transport.hpp"
-#include "transport/nixl/nixl_transport.hpp"
-#include "transport/shm/shm_transport.hpp"
 
 namespace kvpush::bindings {
 namespace {
@@ -23,47 +22,8 @@ T get(const py::dict& description, const char* field) {
   return description[field].cast<T>();
 }
 
-/// The transport that "auto" stands for. Two engines on one host are what a first user has; across hosts
-/// a transport is named.
-constexpr const char* kAutoTransport = "shm";
-
 /// Enough for a network's or PCIe's rate; the forward beside it keeps the others.
 constexpr unsigned kSmsForLink = 2;
-
-/// `device` is where the engine's cache is; null: in host memory.
-Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const Incarnation& incarnation,
-                                                  const py::dict& description,
-                                                  std::shared_ptr<const CudaDevice> device = nullptr) {
-  if (name == "shm") {
-    const auto budget = get<TimeUs>(description, "peer_timeout_us") / 10;
-    return make_shm_transport(incarnation, budget, std::move(device));
-  }
-  if (name == "nixl") {
-    NixlOptions options;
-    options.incarnation = incarnation;
-    options.library_path = get<std::string>(description, "nixl_library");
-    options.backends = get<std::vector<std::string>>(description, "nixl_backends");
-    options.device = std::move(device);
-    options.device_slots = get<bool>(description, "nixl_device_memory");
-    if (options.library_path.empty()) {
-      return Status(Code::kUnsupported,
-                    "transport 'nixl' needs NIXL's library: pip install 'kvpush[nixl]', or set nixl_library "
-                    "(KVPUSH_NIXL_LIBRARY) to the path of libnixl_capi.so");
-    }
-    return make_nixl_transport(options);
-  }
-  if (name == "fabric") {
-    auto api = load_fabric_api(get<std::vector<std::string>>(description, "fabric_library"));
-    if (!api.ok()) return api.status();
-    FabricOptions options;
-    options.incarnation = incarnation;
-    options.provider = get<std::string>(description, "fabric_provider");
-    options.device = std::move(device);
-    return make_fabric_transport(api.value(), options);
-  }
-  return Status(Code::kInvalidArgument,
-                "transport '" + name + "' is unknown; known are auto, shm, nixl, fabric");
-}
 
 /// kvpush.testing.faults(): the transport behind the seam fails as that says. No setting of kvpush.Config.
 FaultPolicy fault_policy_from(const py::dict& faults) {
@@ -148,34 +108,11 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
   EngineParts parts;
   static_cast<Uuid&>(parts.incarnation) = random_uuid();
   const std::shared_ptr<const CudaDevice> device = device_from(description, cache.device);
-  auto name = get<std::string>(description, "transport");
-  if (name == "auto") name = kAutoTransport;
-  parts.transport = check(make_transport(name, parts.incarnation, description, device));
-  if (description.contains("faults")) {
-    const FaultPolicy policy = fault_policy_from(description["faults"].cast<py::dict>());
-    parts.transport = make_fault_transport(std::move(parts.transport), policy);
-  }
+  std::optional<FaultPolicy> policy;
+  if (description.contains("faults")) policy = fault_policy_from(description["faults"].cast<py::dict>());
+  add_transports(parts, transport_settings_from(description, parts.incarnation, device), policy);
   parts.packer = packer_from(description, cache, device);
   return parts;
-}
-
-py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
-                    const std::string& fabric_provider) {
-  py::dict found;
-  for (const char* name : {"shm", "nixl", "fabric"}) {
-    Incarnation incarnation;
-    static_cast<Uuid&>(incarnation) = random_uuid();
-    py::dict description;
-    description["peer_timeout_us"] = 1'000'000;
-    description["nixl_library"] = nixl_library;
-    description["nixl_backends"] = std::vector<std::string>{"UCX"};
-    description["nixl_device_memory"] = false;
-    description["fabric_library"] = fabric_libraries;
-    description["fabric_provider"] = fabric_provider;
-    const auto made = make_transport(name, incarnation, description);
-    found[name] = made.ok() ? std::string() : made.status().message();
-  }
-  return found;
 }
 
 }  // namespace kvpush::bindings

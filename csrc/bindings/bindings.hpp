@@ -50,6 +50,9 @@ std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& ca
 py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
                     const std::string& fabric_provider);
 
+/// Without making any: (name, reach, "host", "rdma" or "network"), in the order in which "auto" takes equals.
+py::list paths(const py::dict& description);
+
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_bench(py::module_& module);

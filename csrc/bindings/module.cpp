@@ -12,4 +12,6 @@ PYBIND11_MODULE(_core, module) {
              pybind11::arg("fabric_libraries") = std::vector<std::string>{"libfabric.so.1"},
              pybind11::arg("fabric_provider") = "",
              "Which transports this build and machine can use: name to '' or to the reason why not.");
+  module.def("paths", &kvpush::bindings::paths, pybind11::arg("config"),
+             "What this configuration may choose from: (name, reach, 'host', 'rdma' or 'network').");
 }

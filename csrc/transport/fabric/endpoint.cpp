@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/ids.hpp"
+#include "transport/fabric/fabric_transport.hpp"
 
 namespace kvpush {
 namespace {
@@ -40,6 +41,19 @@ FidHandle<Object> own(Object* object) {
 }
 
 }  // namespace
+
+Result<std::string> find_fabric_provider(const FabricApi& api, const std::string& provider) {
+  Status why(Code::kUnsupported, "libfabric (" + api.path + ") has none of efa, verbs, tcp and net here");
+  for (const bool delivers : {true, false}) {
+    auto infos = find_fabric_providers(api, provider, delivers);
+    if (!infos.ok()) {
+      why = infos.status();
+    } else if (const FiInfo* info = choose(infos.value().get(), provider); info != nullptr) {
+      return std::string(info->fabric_attr->prov_name);
+    }
+  }
+  return why;
+}
 
 Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::open(const std::shared_ptr<const FabricApi>& api,
                                                              const std::string& provider,

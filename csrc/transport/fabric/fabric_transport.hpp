@@ -37,4 +37,7 @@ struct FabricOptions {
 Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<const FabricApi>& api,
                                                          const FabricOptions& options);
 
+/// The provider that an endpoint would take, without opening one. Errors: Unsupported.
+Result<std::string> find_fabric_provider(const FabricApi& api, const std::string& provider);
+
 }  // namespace kvpush

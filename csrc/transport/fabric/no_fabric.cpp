@@ -8,4 +8,8 @@ Result<std::unique_ptr<Transport>> make_fabric_transport(const std::shared_ptr<c
   return Status(Code::kUnsupported, "this build has no fabric transport: configure with -DKVPUSH_FABRIC=ON");
 }
 
+Result<std::string> find_fabric_provider(const FabricApi& /*api*/, const std::string& /*provider*/) {
+  return Status(Code::kUnsupported, "this build has no fabric transport: configure with -DKVPUSH_FABRIC=ON");
+}
+
 }  // namespace kvpush
