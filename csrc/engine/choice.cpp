@@ -1,6 +1,8 @@
 #include "engine/choice.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <tuple>
 #include <utility>
 
 namespace kvpush {
@@ -12,16 +14,17 @@ constexpr std::size_t kMaxPeers = 256;
 }  // namespace
 
 std::vector<std::string> common_paths(const std::vector<Path>& ours, const std::vector<Path>& theirs) {
-  std::vector<std::pair<Path::Rank, std::string>> both;
+  std::vector<std::tuple<Path::Rank, std::size_t, std::string>> both;
   for (const Path& path : ours) {
     const auto same = std::ranges::find_if(theirs, [&](const Path& their_path) {
       return their_path.name == path.name && their_path.reach == path.reach;
     });
-    if (same != theirs.end()) both.emplace_back(std::max(path.rank, same->rank), path.name);
+    if (same != theirs.end()) both.emplace_back(std::max(path.rank, same->rank), both.size(), path.name);
   }
-  std::ranges::stable_sort(both, {}, [](const auto& entry) { return entry.first; });
+  std::ranges::sort(both);
   std::vector<std::string> names;
-  for (auto& entry : both) names.push_back(std::move(entry.second));
+  names.reserve(both.size());
+  for (auto& entry : both) names.push_back(std::move(std::get<std::string>(entry)));
   return names;
 }
 
