@@ -2,19 +2,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.hpp"
+#include "bindings/transports.hpp"
 #include "pack/cpu/cpu_packer.hpp"
 #include "pack/cuda/cuda_packer.hpp"
 #include "shim/cuda_device.hpp"
-#include "transport/fabric/fabric_transport.hpp"
-#include "transport/fabric/nics.hpp"
 #include "transport/fault/fault_transport.hpp"
-#include "transport/nixl/nixl_transport.hpp"
-#include "transport/shm/shm_transport.hpp"
 
 namespace kvpush::bindings {
 namespace {
@@ -24,52 +22,8 @@ T get(const py::dict& description, const char* field) {
   return description[field].cast<T>();
 }
 
-/// The transport that "auto" stands for. Two engines on one host are what a first user has; across hosts
-/// a transport is named.
-constexpr const char* kAutoTransport = "shm";
-
 /// Enough for a network's or PCIe's rate; the forward beside it keeps the others.
 constexpr unsigned kSmsForLink = 2;
-
-/// `device` is where the engine's cache is; null: in host memory.
-Result<std::unique_ptr<Transport>> make_transport(const std::string& name, const Incarnation& incarnation,
-                                                  const py::dict& description,
-                                                  std::shared_ptr<const CudaDevice> device = nullptr) {
-  if (name == "shm") {
-    const auto budget = get<TimeUs>(description, "peer_timeout_us") / 10;
-    return make_shm_transport(incarnation, budget, std::move(device));
-  }
-  if (name == "nixl") {
-    NixlOptions options;
-    options.incarnation = incarnation;
-    options.library_path = get<std::string>(description, "nixl_library");
-    options.backends = get<std::vector<std::string>>(description, "nixl_backends");
-    options.device = std::move(device);
-    options.device_slots = get<bool>(description, "nixl_device_memory");
-    options.pin_budget_us = get<TimeUs>(description, "peer_timeout_us") / 10;
-    if (options.library_path.empty()) {
-      return Status(Code::kUnsupported,
-                    "transport 'nixl' needs NIXL's library: pip install 'kvpush[nixl]', or set nixl_library "
-                    "(KVPUSH_NIXL_LIBRARY) to the path of libnixl_capi.so");
-    }
-    return make_nixl_transport(options);
-  }
-  if (name == "fabric") {
-    auto api = load_fabric_api(get<std::vector<std::string>>(description, "fabric_library"));
-    if (!api.ok()) return api.status();
-    FabricOptions options;
-    options.incarnation = incarnation;
-    options.pin_budget_us = get<TimeUs>(description, "peer_timeout_us") / 10;
-    options.provider = get<std::string>(description, "fabric_provider");
-    options.rails = get<std::vector<std::string>>(description, "fabric_rails");
-    options.device = std::move(device);
-    options.device_slots = get<bool>(description, "fabric_device_memory");
-    options.pin_thread = get<bool>(description, "fabric_pin_thread");
-    return make_fabric_transport(api.value(), options);
-  }
-  return Status(Code::kInvalidArgument,
-                "transport '" + name + "' is unknown; known are auto, shm, nixl, fabric");
-}
 
 /// kvpush.testing.faults(): the transport behind the seam fails as that says. No setting of kvpush.Config.
 FaultPolicy fault_policy_from(const py::dict& faults) {
@@ -144,8 +98,8 @@ std::unique_ptr<Packer> packer_from(const py::dict& description, const Cache& ca
                                     std::shared_ptr<const CudaDevice> device) {
   if (device == nullptr) return make_cpu_packer(cache, get<unsigned>(description, "pack_threads"));
   CudaPackerOptions options{get<unsigned>(description, "cuda_sms"), get<bool>(description, "cuda_bulk")};
-  if (options.num_sms == 0 && get<std::string>(description, "transport") == "nixl")
-    options.num_sms = kSmsForLink;
+  const auto transport = get<std::string>(description, "transport");
+  if (options.num_sms == 0 && (transport == "nixl" || transport == "fabric")) options.num_sms = kSmsForLink;
   return check(
       make_cuda_packer(cache, std::move(device), get<std::string>(description, "cuda_kernels"), options));
 }
@@ -154,57 +108,11 @@ EngineParts parts_from(const py::dict& description, const Cache& cache) {
   EngineParts parts;
   static_cast<Uuid&>(parts.incarnation) = random_uuid();
   const std::shared_ptr<const CudaDevice> device = device_from(description, cache.device);
-  auto name = get<std::string>(description, "transport");
-  if (name == "auto") name = kAutoTransport;
-  parts.transport = check(make_transport(name, parts.incarnation, description, device));
-  if (description.contains("faults")) {
-    const FaultPolicy policy = fault_policy_from(description["faults"].cast<py::dict>());
-    parts.transport = make_fault_transport(std::move(parts.transport), policy);
-  }
+  std::optional<FaultPolicy> policy;
+  if (description.contains("faults")) policy = fault_policy_from(description["faults"].cast<py::dict>());
+  add_transports(parts, transport_settings_from(description, parts.incarnation, device), policy);
   parts.packer = packer_from(description, cache, device);
   return parts;
-}
-
-py::dict transports(const std::string& nixl_library, const std::vector<std::string>& fabric_libraries,
-                    const std::string& fabric_provider, const std::vector<std::string>& fabric_rails) {
-  py::dict found;
-  for (const char* name : {"shm", "nixl", "fabric"}) {
-    Incarnation incarnation;
-    static_cast<Uuid&>(incarnation) = random_uuid();
-    py::dict description;
-    description["peer_timeout_us"] = 1'000'000;
-    description["nixl_library"] = nixl_library;
-    description["nixl_backends"] = std::vector<std::string>{"UCX"};
-    description["nixl_device_memory"] = false;
-    description["fabric_library"] = fabric_libraries;
-    description["fabric_provider"] = fabric_provider;
-    description["fabric_rails"] = fabric_rails;
-    description["fabric_device_memory"] = false;
-    description["fabric_pin_thread"] = false;
-    const auto made = make_transport(name, incarnation, description);
-    found[name] = made.ok() ? std::string() : made.status().message();
-  }
-  return found;
-}
-
-py::list fabric_rails(const std::vector<std::string>& libraries, const std::string& provider,
-                      const std::vector<std::string>& rails, const std::string& gpu_pci) {
-  const auto api = check(load_fabric_api(libraries));
-  py::list found;
-  for (const FabricNic& nic : check(list_fabric_nics(*api, {provider, rails, gpu_pci, false}))) {
-    py::dict each;
-    each["provider"] = nic.provider;
-    each["protocol"] = nic.protocol;
-    each["domain"] = nic.domain;
-    each["device"] = nic.device;
-    each["address"] = nic.address;
-    each["pci"] = nic.pci;
-    each["numa_node"] = nic.numa_node;
-    each["gbit_per_s"] = static_cast<double>(nic.bits_per_s) / 1e9;
-    each["chosen"] = nic.chosen;
-    found.append(each);
-  }
-  return found;
 }
 
 }  // namespace kvpush::bindings

@@ -324,12 +324,34 @@ void bind_engine(py::module_& module) {
            py::arg("cache"), py::arg("config"))
       .def_property_readonly("incarnation", &Engine::incarnation,
                              "This engine's life: 32 hex digits, random.")
-      .def_property_readonly("transport", &Engine::transport, "The transport in use, never 'auto'.")
+      .def_property_readonly("transport", &Engine::transport,
+                             "The transport in use; 'auto' where each session has its own: link() tells.")
       .def(
-          "offer", [](Engine& self) { return to_python(check(unlocked([&] { return self.offer(); }))); },
-          R"(D: opens a landing for one peer and describes it and the cache.
+          "hello", [](Engine& self) { return to_python(check(unlocked([&] { return self.hello(); }))); },
+          "P: what D may choose a transport by. The first call looks at the machine.")
+      .def(
+          "offer",
+          [](Engine& self, const py::bytes& peer) {
+            Bytes hello = bytes_from(peer);
+            return to_python(check(unlocked([&] { return self.offer(std::move(hello)); })));
+          },
+          py::arg("peer") = py::bytes(), R"(D: opens a landing for one peer and describes it and the cache.
 
-Errors: Exhausted (landing_bytes is spent and no session is idle). Waits for the progress thread only.)")
+peer: its hello(); empty: offers the first transport. Errors: Exhausted (landing_bytes is spent and no session is
+idle), HandshakeError (no transport in common; both lists are named).)")
+      .def(
+          "link",
+          [](Engine& self, const std::string& peer, double timeout) {
+            const SessionId session = session_from(peer);
+            const auto wait_us =
+                static_cast<TimeUs>(std::clamp(timeout, 0.0, kLongestPollSeconds) * kUsPerSecond);
+            const Core::Link link = check(unlocked([&] { return self.link(session, wait_us); }));
+            return std::pair(link.transport, static_cast<double>(link.bytes_per_s) / 1e9);
+          },
+          py::arg("peer"), py::arg("timeout") = 0.0,
+          R"(Over which transport a session is, and its measured rate in GB/s; 0.0 if it was not measured.
+
+Waits up to timeout seconds for a measurement that is under way. Errors: PeerLost.)")
       .def(
           "answer",
           [](Engine& self, const py::bytes& offer) {

@@ -54,6 +54,9 @@ py::dict transports(const std::string& nixl_library, const std::vector<std::stri
 py::list fabric_rails(const std::vector<std::string>& libraries, const std::string& provider,
                       const std::vector<std::string>& rails, const std::string& gpu_pci);
 
+/// Without making any: (name, reach, "host", "rdma" or "network"), in the order in which "auto" takes equals.
+py::list paths(const py::dict& description);
+
 void bind_event(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_bench(py::module_& module);

@@ -18,4 +18,6 @@ PYBIND11_MODULE(_core, module) {
              pybind11::arg("provider") = "", pybind11::arg("rails") = std::vector<std::string>{},
              pybind11::arg("gpu_pci") = "",
              "The NICs that libfabric has, and which of them become an engine's rails.");
+  module.def("paths", &kvpush::bindings::paths, pybind11::arg("config"),
+             "What this configuration may choose from: (name, reach, 'host', 'rdma' or 'network').");
 }

@@ -51,12 +51,9 @@ Core::Core(const Cache& cache, const CoreConfig& config, Transport& transport, P
     : cache_(cache),
       config_(config),
       identity_(cache.identity()),
-      transport_(transport),
       packer_(packer),
       incarnation_(incarnation),
       new_id_(std::move(new_id)),
-      capabilities_(transport.capabilities()),
-      leases_(transport, slot_bytes_for(cache, config), config.num_leases),
       sender_(cache, config.timeouts, config.max_claims),
       receiver_(cache, config.timeouts),
       gate_(sender_, receiver_, packer),
@@ -64,6 +61,11 @@ Core::Core(const Cache& cache, const CoreConfig& config, Transport& transport, P
       last_turn_(now),
       moved_at_(now - kBusyAfterBoxUs) {
   config_.slot_bytes = slot_bytes_for(cache, config);
+  add(transport);
+}
+
+void Core::add(Transport& transport) {
+  carriers_.emplace_back(transport, config_.slot_bytes, config_.num_leases);
 }
 
 // --- what arrives
@@ -78,7 +80,13 @@ void Core::on_message(const SessionId& id, ByteView message) {
   if (const Status status = session.link.take_message(message, now_, bodies); !status.ok()) {
     actions_.breaches.emplace_back(id, status.message());
   }
-  if (!session.heard && session.role == Role::kPushes && measures_links()) session.probes_left = kNumProbes;
+  if (!session.heard && session.role == Role::kPushes) {
+    if (measures(session)) {
+      session.probes_left = kNumProbes;
+    } else {
+      say_path(id, session);
+    }
+  }
   session.heard = true;
   for (const protocol::Body& body : bodies) {
     if (std::holds_alternative<protocol::Bye>(body)) {
@@ -125,6 +133,7 @@ void Core::on_notice(const SessionId& id, ByteView notice) {
   }
   if (taken.value()->transfer == protocol::kProbe) {
     moved_at_ = now_;
+    if (taken.value()->checksum != 0) measured(id, session, taken.value()->checksum);
     receiver_.on_box(id, *taken.value(), now_, actions_);
     return;
   }
@@ -147,9 +156,9 @@ void Core::on_completed(TicketId ticket, Fate fate) {
     probed(work.session, owner->second, work);
   } else if (work.lease.data != nullptr) {
     if (fate == Fate::kUnknown) {
-      leases_.quarantine(ticket, work.lease);
+      work.carrier->leases.quarantine(ticket, work.lease);
     } else {
-      leases_.give_back(work.lease);
+      work.carrier->leases.give_back(work.lease);
     }
   }
   if (work.kind == Work::Kind::kPost) stats_.post_us += static_cast<std::uint64_t>(now_ - work.started_at);
@@ -210,10 +219,11 @@ void Core::start_unpack(protocol::Unpack unpack) {
   const auto found = sessions_.find(unpack.session);
   const TicketId ticket = next_ticket_++;
   Session& session = found->second;
+  std::byte* const landing = session.carrier->transport.landing(unpack.session).data;
   const PackJob job{ticket, PackJob::Kind::kUnpack, unpack.box, unpack.block_ids,
-                    transport_.landing(unpack.session).data + unpack.slot * session.slot_bytes};
+                    landing + unpack.slot * session.slot_bytes};
   ++session.local_work;
-  Work work{Work::Kind::kUnpack, unpack.session, {}, std::move(unpack), 0, {}, now_};
+  Work work{Work::Kind::kUnpack, unpack.session, {}, std::move(unpack), 0, {}, now_, nullptr};
   work.slot = work.unpack.slot;
   work_.emplace(ticket, std::move(work));
   packer_.start(job);
@@ -246,7 +256,7 @@ void Core::packed(Work work, TicketId ticket, const PackDone& done) {
   const bool wanted = sender_.packed(work.session, work.task, done.status, now_, actions_);
   if (session.state != State::kOpen || !wanted) {
     session.free_slots.push_back(work.slot);
-    if (work.lease.data != nullptr) leases_.give_back(work.lease);
+    if (work.lease.data != nullptr) work.carrier->leases.give_back(work.lease);
     return;
   }
   Post post{ticket, work.slot, {}, {}};
@@ -267,7 +277,7 @@ void Core::packed(Work work, TicketId ticket, const PackDone& done) {
 
 void Core::post(const SessionId& id, Session& session, Post post) {
   if (session.waiting_posts.empty()) {
-    const Sent sent = transport_.post(id, post.ticket, post.source, post.slot, post.notice);
+    const Sent sent = session.carrier->transport.post(id, post.ticket, post.source, post.slot, post.notice);
     if (sent == Sent::kYes) {
       ++session.posts;
       return;
@@ -306,26 +316,27 @@ bool Core::start_pack(const SessionId& id, Session& session) {
     return false;
   }
   const std::uint32_t slot = session.free_slots.back();
+  Carrier& carrier = *session.carrier;
   Region lease;
   Region memory;
-  if (capabilities_.mapped_slots) {
-    memory = transport_.slot_memory(id, slot);
+  if (carrier.capabilities.mapped_slots) {
+    memory = carrier.transport.slot_memory(id, slot);
     if (memory.data == nullptr) return false;
   } else {
-    const auto taken = leases_.take();
+    const auto taken = carrier.leases.take();
     if (!taken) return false;
     lease = memory = *taken;
   }
   std::optional<protocol::BoxTask> task = sender_.next_box(id);
   if (!task) {
-    if (lease.data != nullptr) leases_.give_back(lease);
+    if (lease.data != nullptr) carrier.leases.give_back(lease);
     return false;
   }
   session.free_slots.pop_back();
   const TicketId ticket = next_ticket_++;
   const PackJob job{ticket, PackJob::Kind::kPack, task->box, task->block_ids, memory.data};
   ++session.local_work;
-  work_.emplace(ticket, Work{Work::Kind::kPack, id, std::move(*task), {}, slot, lease, now_});
+  work_.emplace(ticket, Work{Work::Kind::kPack, id, std::move(*task), {}, slot, lease, now_, &carrier});
   packer_.start(job);
   return true;
 }
@@ -345,6 +356,7 @@ void Core::flush() {
   std::vector<SessionId> lost;
   for (auto& [id, session] : sessions_) {
     if (session.state != State::kOpen) continue;
+    Transport& transport = session.carrier->transport;
     std::vector<std::uint32_t>& owed = session.owed_credits;
     while (!owed.empty()) {
       const auto rest =
@@ -355,7 +367,7 @@ void Core::flush() {
     }
     Sent sent = Sent::kYes;
     while (!session.backlog.empty() && sent == Sent::kYes) {
-      sent = transport_.send(id, session.backlog.front());
+      sent = transport.send(id, session.backlog.front());
       if (sent != Sent::kYes) break;
       session.backlog_bytes -= session.backlog.front().size();
       session.backlog.pop_front();
@@ -364,7 +376,7 @@ void Core::flush() {
     }
     while (!session.waiting_posts.empty() && sent != Sent::kLost) {
       const Post& post = session.waiting_posts.front();
-      const Sent posted = transport_.post(id, post.ticket, post.source, post.slot, post.notice);
+      const Sent posted = transport.post(id, post.ticket, post.source, post.slot, post.notice);
       if (posted == Sent::kLost) sent = posted;
       if (posted != Sent::kYes) break;
       session.waiting_posts.pop_front();
@@ -388,7 +400,7 @@ void Core::keep_time() {
       continue;
     }
     if (session.link.ping_due(now_)) {
-      if (transport_.send(id, session.link.seal(protocol::Ping{})) == Sent::kYes) {
+      if (session.carrier->transport.send(id, session.link.seal(protocol::Ping{})) == Sent::kYes) {
         ++stats_.messages_sent;
       } else {
         session.link.ping_refused(now_);
@@ -410,7 +422,7 @@ bool Core::turn(TimeUs now) {
     }
   }
   progressed_ |= gate_.let_pass(now, actions_);
-  transport_.poll(*this);
+  for (Carrier& carrier : carriers_) carrier.transport.poll(*this);
   carry_out();
   finish_packs();
   carry_out();
@@ -462,9 +474,9 @@ Stats Core::stats() const {
   stats.open_pushes = sender_.num_pushes();
   stats.open_claims = sender_.num_claims();
   stats.open_receives = receiver_.num_transfers();
-  stats.leases_in_use = leases_.in_use();
+  for (const Carrier& carrier : carriers_) stats.leases_in_use += carrier.leases.in_use();
   stats.landing_bytes = landing_bytes_in(State::kOpen);
-  stats.quarantined_bytes = landing_bytes_in(State::kClosed) + leases_.quarantined_bytes();
+  stats.quarantined_bytes = quarantined_bytes();
   return stats;
 }
 

@@ -1,4 +1,4 @@
-// One engine without its thread: the state machines, a transport, a packer and the sessions between them.
+// One engine without its thread: the state machines, transports, a packer and the sessions between them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,9 +14,10 @@
 #include "base/ids.hpp"
 #include "base/status.hpp"
 #include "cache/cache.hpp"
+#include "engine/carrier.hpp"
+#include "engine/choice.hpp"
 #include "engine/gate.hpp"
 #include "engine/handshake.hpp"
-#include "engine/leases.hpp"
 #include "engine/stats.hpp"
 #include "pack/packer.hpp"
 #include "protocol/actions.hpp"
@@ -44,12 +46,25 @@ class Core final : private TransportSink {
  public:
   /// InvalidArgument when slot and cache do not fit.
   static Status check(const Cache& cache, const CoreConfig& config);
+  /// `transport` is what offers use that name none.
   Core(const Cache& cache, const CoreConfig& config, Transport& transport, Packer& packer,
        const Incarnation& incarnation, TimeUs now, std::function<Uuid()> new_id = random_uuid);
 
+  /// One more, with a name of its own.
+  void add(Transport& transport);
+  [[nodiscard]] const std::deque<Carrier>& carriers() const { return carriers_; }
+
   // --- set-up of sessions
+  /// What an offer is for: a peer that said hello, and how it is reached.
+  struct Choice {
+    std::string transport;  ///< empty: the first
+    Incarnation peer;       ///< under whose name the path's rate is remembered; none: it is not
+    bool tells_rate = false;
+  };
   /// D: opens a landing for one peer. Exhausted when the budget is spent and no session is idle.
-  Result<Bytes> offer(TimeUs now);
+  Result<Bytes> offer(TimeUs now, const Choice& choice);
+  Result<Bytes> offer(TimeUs now) { return offer(now, Choice{}); }
+  Rates& rates() { return rates_; }
   /// P: the same offer gets the same answer.
   Result<Bytes> answer(ByteView offer, TimeUs now);
   /// D: a late or foreign answer is a Handshake error.
@@ -57,6 +72,13 @@ class Core final : private TransportSink {
   /// D: takes back an offer that nobody will answer: its landing is free at once. Handshake if it is not this
   /// engine's; an offer that was established or has expired is left as it is.
   Status withdraw(ByteView offer, TimeUs now);
+  struct Link {
+    std::string transport;
+    std::uint64_t bytes_per_s = 0;  ///< as P measured it; 0: it did not, or not yet
+    bool is_measuring = false;
+  };
+  /// Of an open session. PeerLost when it is not open.
+  [[nodiscard]] Result<Link> link(const SessionId& session) const;
   /// Says BYE and ends the session; its transfers fail. PeerLost when it is not open.
   Status disconnect(const SessionId& session, TimeUs now);
 
@@ -93,8 +115,8 @@ class Core final : private TransportSink {
   [[nodiscard]] const CoreConfig& config() const { return config_; }
 
  private:
-  /// The first connects what lies below the transport; the others are timed.
-  static constexpr std::uint32_t kNumProbes = 3;
+  /// The first connects what lies below the transport, two are timed, and the last tells D what they found.
+  static constexpr std::uint32_t kNumProbes = 4;
 
   enum class Role : std::uint8_t { kReceives, kPushes };
   enum class State : std::uint8_t { kOffered, kOpen, kClosed };
@@ -106,9 +128,11 @@ class Core final : private TransportSink {
     Bytes notice;
   };
   struct Session {
-    Session(Role our_role, State first_state, const Incarnation& other, protocol::Link its_link, TimeUs now)
+    Session(Role our_role, State first_state, const Incarnation& other, Carrier& its_carrier,
+            protocol::Link its_link, TimeUs now)
         : role(our_role),
           state(first_state),
+          carrier(&its_carrier),
           peer(other),
           link(std::move(its_link)),
           opened_at(now),
@@ -116,6 +140,7 @@ class Core final : private TransportSink {
 
     Role role;
     State state;
+    Carrier* carrier;
     Incarnation peer;
     protocol::Link link;
     std::uint32_t num_slots = 0;
@@ -130,7 +155,10 @@ class Core final : private TransportSink {
     Region probe_lease;  ///< P: zeros to measure the link with, between the posts
     std::uint32_t probes_left = 0;
     TimeUs best_probe_us = kNever;
-    std::uint32_t local_work = 0;  ///< packs and unpacks under way
+    Incarnation rated_as;           ///< D: Choice::peer
+    bool awaits_rate = false;       ///< the measurement is under way
+    std::uint64_t bytes_per_s = 0;  ///< what it found
+    std::uint32_t local_work = 0;   ///< packs and unpacks under way
     std::uint32_t posts = 0;
     bool unknown_fate = false;  ///< P: a post may still write
     TimeUs opened_at;
@@ -149,13 +177,16 @@ class Core final : private TransportSink {
     std::uint32_t slot = 0;
     Region lease;
     TimeUs started_at = 0;
+    Carrier* carrier = nullptr;  ///< whose the lease is
   };
 
   void on_message(const SessionId& session, ByteView message) override;
   void on_notice(const SessionId& session, ByteView notice) override;
   void on_completed(TicketId ticket, Fate fate) override;
   void on_lost(const SessionId& session, const std::string& reason) override;
-  void on_settled(TicketId ticket) override { leases_.settle(ticket); }
+  void on_settled(TicketId ticket) override {
+    for (Carrier& carrier : carriers_) carrier.leases.settle(ticket);
+  }
 
   [[nodiscard]] protocol::Link link_to(const Incarnation& peer, TimeUs now) const {
     return {incarnation_, peer, config_.timeouts.peer_us, now};
@@ -170,28 +201,31 @@ class Core final : private TransportSink {
   void schedule();
   bool start_pack(const SessionId& id, Session& session);
   void post(const SessionId& id, Session& session, Post post);
-  [[nodiscard]] bool measures_links() const {
-    return config_.min_link_bytes_per_s != 0 && !capabilities_.mapped_slots;
+  [[nodiscard]] bool measures(const Session& session) const {
+    return config_.min_link_bytes_per_s != 0 && !session.carrier->capabilities.mapped_slots;
   }
   void probe(const SessionId& id, Session& session);
   void probed(const SessionId& id, Session& session, const Work& work);
+  void measured(const SessionId& id, Session& session, std::uint64_t bytes_per_s);
   [[nodiscard]] std::size_t probe_bytes(const Session& session) const;
+  void say_path(const SessionId& id, const Session& session) const;
   void enqueue(const SessionId& id, Session& session, Bytes message);
   void flush();
   void keep_time();
+  [[nodiscard]] Carrier* find_carrier(std::string_view name);
   [[nodiscard]] std::size_t landing_bytes_in(State state) const;
+  [[nodiscard]] std::size_t quarantined_bytes() const;
   Status make_room(std::size_t bytes, TimeUs now);
   Status make_room_for(const Incarnation& peer);
 
   const Cache& cache_;
   CoreConfig config_;
   std::map<std::string, std::string> identity_;
-  Transport& transport_;
   Packer& packer_;
   Incarnation incarnation_;
   std::function<Uuid()> new_id_;  ///< names sessions; a simulation must be able to name them again
-  Capabilities capabilities_;
-  Leases leases_;
+  std::deque<Carrier> carriers_;  ///< the first is for offers that name none
+  Rates rates_;
   protocol::Sender sender_;
   protocol::Receiver receiver_;
   Gate gate_;

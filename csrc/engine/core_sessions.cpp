@@ -26,8 +26,14 @@ std::size_t Core::landing_bytes_in(State state) const {
   return bytes;
 }
 
+std::size_t Core::quarantined_bytes() const {
+  std::size_t bytes = landing_bytes_in(State::kClosed);
+  for (const Carrier& carrier : carriers_) bytes += carrier.leases.quarantined_bytes();
+  return bytes;
+}
+
 Status Core::make_room(std::size_t bytes, TimeUs now) {
-  const std::size_t quarantined = landing_bytes_in(State::kClosed) + leases_.quarantined_bytes();
+  const std::size_t quarantined = quarantined_bytes();
   if (quarantined > config_.max_quarantined_bytes) {
     return {Code::kExhausted,
             std::to_string(quarantined) +
@@ -77,21 +83,34 @@ Status Core::make_room_for(const Incarnation& peer) {
   return {};
 }
 
-Result<Bytes> Core::offer(TimeUs now) {
+Carrier* Core::find_carrier(std::string_view name) {
+  const auto found =
+      std::ranges::find_if(carriers_, [&](Carrier& carrier) { return carrier.transport.name() == name; });
+  return found == carriers_.end() ? nullptr : &*found;
+}
+
+Result<Bytes> Core::offer(TimeUs now, const Choice& choice) {
   now_ = now;
+  Carrier* const carrier = choice.transport.empty() ? &carriers_.front() : find_carrier(choice.transport);
+  if (carrier == nullptr) {
+    return Status(Code::kUnsupported, "transport '" + choice.transport + "' is not open here");
+  }
   const std::size_t bytes = config_.slot_bytes * config_.num_slots;
   KVPUSH_TRY(make_room(bytes, now));
   Offer offer;
   static_cast<Uuid&>(offer.session) = new_id_();
-  Result<Bytes> description = transport_.open_landing(offer.session, config_.slot_bytes, config_.num_slots);
+  Result<Bytes> description =
+      carrier->transport.open_landing(offer.session, config_.slot_bytes, config_.num_slots);
   if (!description.ok()) return description.status();
   offer.engine = incarnation_;
-  offer.transport = transport_.name();
+  offer.transport = carrier->transport.name();
   offer.slot_bytes = config_.slot_bytes;
   offer.num_slots = config_.num_slots;
   offer.identity = identity_;
   offer.description = std::move(description).value();
-  Session session(Role::kReceives, State::kOffered, {}, link_to({}, now), now);
+  Session session(Role::kReceives, State::kOffered, {}, *carrier, link_to({}, now), now);
+  session.rated_as = choice.peer;
+  session.awaits_rate = choice.tells_rate && !carrier->capabilities.mapped_slots;
   session.num_slots = config_.num_slots;
   session.slot_bytes = config_.slot_bytes;
   sessions_.emplace(offer.session, std::move(session));
@@ -109,17 +128,20 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
       return found->second.answer;
     return Status(Code::kHandshake, "this offer's session has ended; make a new offer");
   }
-  if (offer.transport != transport_.name()) {
-    return Status(Code::kHandshake, "transport: theirs " + offer.transport + ", ours " +
-                                        std::string(transport_.name()) +
+  Carrier* const carrier = find_carrier(offer.transport);
+  if (carrier == nullptr) {
+    std::string ours;
+    for (const Carrier& one : carriers_)
+      ours += (ours.empty() ? "" : ", ") + std::string(one.transport.name());
+    return Status(Code::kHandshake, "transport: theirs " + offer.transport + ", ours " + ours +
                                         "; configure the same on both sides");
   }
   if (const std::string difference = first_difference(offer.identity, identity_); !difference.empty()) {
     return Status(Code::kHandshake, difference);
   }
-  const std::size_t box_bytes = capabilities_.mapped_slots
+  const std::size_t box_bytes = carrier->capabilities.mapped_slots
                                     ? offer.slot_bytes
-                                    : std::min<std::size_t>(offer.slot_bytes, leases_.lease_bytes());
+                                    : std::min<std::size_t>(offer.slot_bytes, carrier->leases.lease_bytes());
   if (box_bytes < cache_.max_unit_bytes() || offer.num_slots == 0 || offer.num_slots > kMaxSlots) {
     return Status(Code::kHandshake, "slots: theirs " + std::to_string(offer.num_slots) + " x " +
                                         std::to_string(offer.slot_bytes) + " bytes; 1 to " +
@@ -129,7 +151,7 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
   KVPUSH_TRY(make_room(0, now));
   KVPUSH_TRY(make_room_for(offer.engine));
   Result<Bytes> description =
-      transport_.accept(offer.session, offer.description, offer.slot_bytes, offer.num_slots);
+      carrier->transport.accept(offer.session, offer.description, offer.slot_bytes, offer.num_slots);
   if (!description.ok()) return description.status();
 
   Answer answer;
@@ -141,7 +163,8 @@ Result<Bytes> Core::answer(ByteView bytes, TimeUs now) {
   }
   answer.description = std::move(description).value();
 
-  Session session(Role::kPushes, State::kOpen, offer.engine, link_to(offer.engine, now), now);
+  Session session(Role::kPushes, State::kOpen, offer.engine, *carrier, link_to(offer.engine, now), now);
+  session.awaits_rate = measures(session);
   session.num_slots = offer.num_slots;
   session.slot_bytes = offer.slot_bytes;
   for (std::uint32_t slot = 0; slot < offer.num_slots; ++slot) session.free_slots.push_back(slot);
@@ -169,7 +192,10 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
     return Status(Code::kHandshake, "box size: theirs " + std::to_string(answer.box_bytes) + ", our slots " +
                                         std::to_string(session.slot_bytes) + " bytes");
   }
-  if (Status status = transport_.connect(answer.session, answer.description); !status.ok()) {
+  if (Status status = session.carrier->transport.connect(answer.session, answer.description); !status.ok()) {
+    if (session.rated_as != Incarnation{}) {
+      rates_.note(session.rated_as, std::string(session.carrier->transport.name()), 0);
+    }
     close(answer.session, FailCode::kTransport, status.message());
     return status;
   }
@@ -182,7 +208,7 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
     // Whose the peer of an offer was that this engine gave up before the answer came, only the peer knows.
     const bool theirs = old->second.peer == answer.engine || old->second.peer == Incarnation{};
     if (theirs && old->second.state == State::kClosed && old->second.local_work == 0 &&
-        old->second.role == Role::kReceives && transport_.release_landing(quiet)) {
+        old->second.role == Role::kReceives && old->second.carrier->transport.release_landing(quiet)) {
       sessions_.erase(old);
     }
   }
@@ -193,7 +219,20 @@ Result<SessionId> Core::establish(ByteView bytes, TimeUs now) {
   session.active_at = now;
   receiver_.open_session(answer.session, answer.box_bytes, session.num_slots);
   ++stats_.sessions_opened;
+  const bool is_over_hello = session.rated_as != Incarnation{};
+  if (session.carrier->capabilities.mapped_slots || (is_over_hello && !session.awaits_rate)) {
+    say_path(answer.session, session);
+  }
   return answer.session;
+}
+
+Result<Core::Link> Core::link(const SessionId& id) const {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || found->second.state != State::kOpen) {
+    return Status(Code::kPeerLost, "no open session " + to_string(id));
+  }
+  const Session& session = found->second;
+  return Link{std::string(session.carrier->transport.name()), session.bytes_per_s, session.awaits_rate};
 }
 
 Status Core::withdraw(ByteView bytes, TimeUs now) {
@@ -223,7 +262,9 @@ Status Core::disconnect(const SessionId& id, TimeUs now) {
 void Core::say_bye(const SessionId& id, Session& session) {
   flush();
   const Bytes bye = session.link.seal(protocol::Bye{});
-  if (session.backlog.empty() && transport_.send(id, bye) == Sent::kYes) ++stats_.messages_sent;
+  if (session.backlog.empty() && session.carrier->transport.send(id, bye) == Sent::kYes) {
+    ++stats_.messages_sent;
+  }
 }
 
 void Core::shut_down(TimeUs now) {
@@ -257,18 +298,24 @@ void Core::close(const SessionId& id, FailCode code, std::string reason) {
   session.lost_reported = !was_open;
   log(was_open ? LogLevel::kInfo : LogLevel::kDebug,
       "session " + to_string(id) + " ended: " + std::string(to_string(code)) + ": " + session.reason);
+  Leases& leases = session.carrier->leases;
   for (const Post& post : session.waiting_posts) {
     const auto work = work_.find(post.ticket);
-    if (work->second.lease.data != nullptr) leases_.give_back(work->second.lease);
+    if (work->second.lease.data != nullptr) leases.give_back(work->second.lease);
     work_.erase(work);
   }
   session.waiting_posts.clear();
-  if (session.probe_lease.data != nullptr) leases_.give_back(std::exchange(session.probe_lease, {}));
+  if (session.probe_lease.data != nullptr) leases.give_back(std::exchange(session.probe_lease, {}));
   session.backlog.clear();
   session.backlog_bytes = 0;
   if (session.role == Role::kPushes) {
     sender_.close_session(id, code, now_, actions_);
   } else if (was_open) {
+    // A path that never carried what should measure it is tried last.
+    if (session.awaits_rate && session.rated_as != Incarnation{} &&
+        (code == FailCode::kPeerLost || code == FailCode::kTransport)) {
+      rates_.note(session.rated_as, std::string(session.carrier->transport.name()), 0);
+    }
     gate_.close_session(id, now_, actions_);
     receiver_.close_session(id, code, actions_);
   }
@@ -292,10 +339,11 @@ void Core::retire() {
       events_.push_back(std::move(event));
     }
     // Not before: a running pack may be writing into a mapped slot.
-    if (!std::exchange(session.transport_closed, true)) transport_.close_session(it->first);
+    Transport& transport = session.carrier->transport;
+    if (!std::exchange(session.transport_closed, true)) transport.close_session(it->first);
     bool over = false;
     if (session.role == Role::kReceives) {
-      over = transport_.landing_quiet(it->first) && transport_.release_landing(it->first);
+      over = transport.landing_quiet(it->first) && transport.release_landing(it->first);
     } else if (session.posts == 0) {
       over = true;
       if (!session.unknown_fate) {

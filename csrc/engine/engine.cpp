@@ -15,8 +15,6 @@ constexpr TimeUs kPollIdleUs = 20000;
 constexpr TimeUs kPollFenceUs = 50;
 // How long to look on for the next box where the transport could wake us: a wake-up takes as long as a box.
 constexpr TimeUs kSpinUs = 200;
-// The same over a network: each part of a box that arrives would wake us, at the cost of the sender.
-constexpr TimeUs kSpinRemoteUs = 500;
 // Where goodbyes leave only while somebody polls.
 constexpr TimeUs kLingerUs = 20000;
 constexpr TimeUs kLongestWaitUs = 60'000'000;
@@ -50,11 +48,11 @@ Engine::Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, E
     : cache_(std::move(cache)),
       config_(config),
       parts_(std::move(parts)),
-      transport_name_(parts_.transport->name()),
-      spin_us_(parts_.transport->capabilities().mapped_slots ? kSpinUs : kSpinRemoteUs),
+      transport_name_(parts_.is_auto ? "auto" : parts_.transport->name()),
       core_(std::make_unique<Core>(*cache_, config.core, *parts_.transport, *parts_.packer,
                                    parts_.incarnation, monotonic_us())),
       registry_(*cache_, config.max_open_transfers),
+      made_{{std::string(parts_.transport->name()), Status()}},
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {
@@ -103,11 +101,97 @@ T Engine::ask(std::function<T(Core&, TimeUs)> question, T when_closed) {
   return status.ok() ? reply.get() : std::move(when_closed);
 }
 
-Result<Bytes> Engine::offer() {
-  return ask<Result<Bytes>>([](Core& core, TimeUs now) { return core.offer(now); }, closed_status());
+const std::vector<Path>& Engine::paths() {
+  const std::lock_guard lock(source_mutex_);
+  if (!paths_) {
+    paths_ = parts_.source ? parts_.source->look()
+                           : std::vector<Path>{{std::string(parts_.transport->name()), "", {}}};
+  }
+  return *paths_;
+}
+
+/// Not on the progress thread: making one may take 100 ms and more. What failed is not tried again.
+Status Engine::open_transport(const std::string& name) {
+  const std::lock_guard lock(source_mutex_);
+  if (const auto made = made_.find(name); made != made_.end()) return made->second;
+  Result<std::unique_ptr<Transport>> transport = parts_.source->make(name);
+  Status status = transport.ok() ? Status() : transport.status();
+  if (status.ok()) {
+    auto owned = std::make_shared<std::unique_ptr<Transport>>(std::move(transport).value());
+    status = submit([this, owned](Core& core, TimeUs) {
+      core.add(**owned);
+      others_.push_back(std::move(*owned));
+    });
+  } else {
+    log(LogLevel::kWarning,
+        "transport " + name + " seemed to be there and cannot be used: " + status.message());
+  }
+  return made_.emplace(name, std::move(status)).first->second;
+}
+
+Result<Bytes> Engine::hello() {
+  if (closed()) return closed_status();
+  return encode(Hello{parts_.incarnation, config_.core.min_link_bytes_per_s != 0, paths()});
+}
+
+Result<Bytes> Engine::offer(Bytes hello) {
+  if (hello.empty()) {
+    return ask<Result<Bytes>>([](Core& core, TimeUs now) { return core.offer(now); }, closed_status());
+  }
+  if (closed()) return closed_status();
+  Result<Hello> peer = decode_hello(hello);
+  if (!peer.ok()) return peer.status();
+  const std::vector<std::string> names = common_paths(paths(), peer.value().paths);
+  if (names.empty()) {
+    return Status(Code::kHandshake, "no transport in common: theirs " + describe(peer.value().paths) +
+                                        ", ours " + describe(paths()));
+  }
+  Core::Choice choice{"", peer.value().engine, peer.value().measures};
+  Status status;
+  for (std::size_t tries = 0; tries < names.size(); ++tries) {
+    choice.transport = ask<std::string>(
+        [&](Core& core, TimeUs) {
+          return core.rates().choose(choice.peer, names, core.config().min_link_bytes_per_s);
+        },
+        "");
+    if (choice.transport.empty()) return closed_status();
+    status = open_transport(choice.transport);
+    if (status.ok()) {
+      return ask<Result<Bytes>>([choice](Core& core, TimeUs now) { return core.offer(now, choice); },
+                                closed_status());
+    }
+    KVPUSH_TRY(submit([choice](Core& core, TimeUs) { core.rates().note(choice.peer, choice.transport, 0); }));
+  }
+  return status;
+}
+
+Result<Core::Link> Engine::link(const SessionId& session, TimeUs timeout_us) {
+  auto promise = std::make_shared<std::promise<void>>();
+  const std::future<void> measured = promise->get_future();
+  KVPUSH_TRY(submit([this, promise, session](Core&, TimeUs) {
+    pending_.emplace_back([promise, session](Core& core) {
+      const auto link = core.link(session);
+      if (link.ok() && link.value().is_measuring) return false;
+      promise->set_value();
+      return true;
+    });
+  }));
+  (void)measured.wait_for(std::chrono::microseconds(std::clamp(timeout_us, TimeUs{0}, kLongestWaitUs)));
+  return ask<Result<Core::Link>>([session](Core& core, TimeUs) { return core.link(session); },
+                                 closed_status());
 }
 
 Result<Bytes> Engine::answer(Bytes offer) {
+  if (parts_.is_auto && !closed()) {
+    // An offer that cannot be read, or names what is not there, is refused by the core, in words.
+    const Result<Offer> decoded = decode_offer(offer);
+    const auto names = [&](const Path& path) {
+      return decoded.ok() && path.name == decoded.value().transport;
+    };
+    if (decoded.ok() && std::ranges::any_of(paths(), names)) {
+      KVPUSH_TRY(open_transport(decoded.value().transport));
+    }
+  }
   return ask<Result<Bytes>>(
       [offer = std::move(offer)](Core& core, TimeUs now) { return core.answer(offer, now); },
       closed_status());
@@ -317,14 +401,14 @@ void Engine::run() {
       if (closing_ && !stopping) {
         stopping = true;
         deadline = now + config_.close_timeout_us;
-        if (parts_.transport->wait_fd() < 0) linger_until = now + kLingerUs;
+        if (!can_wait()) linger_until = now + kLingerUs;
       }
     }
     for (Command& command : commands) command(*core_, now);
     const bool commanded = !std::exchange(commands, {}).empty();
     if (stopping) core_->shut_down(now);
     const bool progressed = core_->turn(now);
-    if (core_->moved_at() == now) spin_until_ = monotonic_us() + spin_us_;
+    if (core_->moved_at() == now) spin_until_ = monotonic_us() + kSpinUs;
     std::erase_if(pending_, [this](const auto& reply) { return reply(*core_); });
     publish();
     const bool done = core_->quiet() && now >= linger_until;
@@ -346,6 +430,7 @@ void Engine::run() {
     log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
     [[maybe_unused]] const Core* core = core_.release();
     [[maybe_unused]] const Transport* transport = parts_.transport.release();
+    for (auto& other : others_) transport = other.release();
   }
   closed_ = true;
   arrived_.notify_all();
@@ -358,9 +443,7 @@ void Engine::wait(TimeUs now, TimeUs deadline) {
     return;
   }
   if (core_->fenced()) timeout = std::min(timeout, kPollFenceUs);
-  Transport& transport = *parts_.transport;
-  const int fd = transport.wait_fd();
-  if (fd < 0) {
+  if (!can_wait()) {
     // A post's notice leaves, and a box arrives, only while somebody looks.
     if (core_->busy(now)) {
       std::this_thread::yield();
@@ -370,10 +453,24 @@ void Engine::wait(TimeUs now, TimeUs deadline) {
   } else if (now < spin_until_) {
     std::this_thread::yield();
     return;
-  } else if (transport.arm_wait()) {
+  } else if (arm_wait()) {
     return;
   }
-  wake_.wait(fd, parts_.packer->wait_fd(), timeout);
+  fds_.assign(1, parts_.packer->wait_fd());
+  for (const Carrier& carrier : core_->carriers()) fds_.push_back(carrier.transport.wait_fd());
+  wake_.wait(fds_, timeout);
+}
+
+bool Engine::can_wait() const {
+  return std::ranges::all_of(core_->carriers(),
+                             [](const Carrier& carrier) { return carrier.transport.wait_fd() >= 0; });
+}
+
+bool Engine::arm_wait() {
+  // All of them, whatever the first ones say.
+  bool arrived = false;
+  for (const Carrier& carrier : core_->carriers()) arrived |= carrier.transport.arm_wait();
+  return arrived;
 }
 
 void Engine::publish() {

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,18 +28,30 @@ struct EngineConfig {
   TimeUs close_timeout_us = 5'000'000;
 };
 
-/// Makes the engine's transport and packer, on the caller's thread.
+/// What an engine may choose a transport from.
+class TransportSource {
+ public:
+  virtual ~TransportSource() = default;
+  /// What is there, better ones first among equals. May take as long as libraries take to look at devices.
+  virtual std::vector<Path> look() = 0;
+  /// One of those.
+  virtual Result<std::unique_ptr<Transport>> make(const std::string& name) = 0;
+};
+
+/// What the engine is put together from. `transport` is what it begins with.
 struct EngineParts {
   Incarnation incarnation;
   std::unique_ptr<Transport> transport;
   std::unique_ptr<Packer> packer;
+  std::unique_ptr<TransportSource> source;  ///< of the others: each is made when first needed
+  bool is_auto = false;                     ///< `source` may be asked for others than `transport`
 };
 
 using BlockIds = std::vector<std::vector<std::int32_t>>;
 
-/// Thread-safe. Calls validate, copy and return; only offer, answer, establish, retract and close wait,
-/// and none of them for a peer. Every push and receive has exactly one terminal event in poll().
-/// Handles that have ended accept and ignore further calls.
+/// Thread-safe. Calls validate, copy and return; only hello, offer, answer, establish, retract and close
+/// wait, and none of them for a peer; link may wait for one, for as long as it is told to. Every push and
+/// receive has exactly one terminal event in poll(). Handles that have ended accept and ignore further calls.
 class Engine {
  public:
   /// The cache's memory must outlive the engine. `cache` must be the one the packer was made for.
@@ -47,9 +61,14 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();  ///< close(), silently
 
-  Result<Bytes> offer();
+  /// P: what D may choose a transport by. Looks at the machine, once.
+  Result<Bytes> hello();
+  /// D: over the transport that is best by the peer's `hello`; over the first without one (empty).
+  Result<Bytes> offer(Bytes hello = {});
   Result<Bytes> answer(Bytes offer);
   Result<SessionId> establish(Bytes answer);
+  /// The session's transport and rate; waits up to `timeout_us` for a measurement that is under way.
+  Result<Core::Link> link(const SessionId& session, TimeUs timeout_us);
   Status withdraw(Bytes offer);
   Status disconnect(const SessionId& session);
 
@@ -76,6 +95,7 @@ class Engine {
   Result<std::vector<protocol::Event>> poll(TimeUs timeout_us);
   [[nodiscard]] Result<Stats> stats();
   [[nodiscard]] std::string incarnation() const { return to_string(parts_.incarnation); }
+  /// "auto" where each session has one of its own.
   [[nodiscard]] std::string transport() const { return transport_name_; }
 
   /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
@@ -90,22 +110,27 @@ class Engine {
   Engine(std::unique_ptr<const Cache> cache, const EngineConfig& config, EngineParts parts);
   void run();
   void wait(TimeUs now, TimeUs deadline);
+  [[nodiscard]] bool can_wait() const;
+  [[nodiscard]] bool arm_wait();
   void publish();
   Status submit(Command command);
   template <typename T>
   T ask(std::function<T(Core&, TimeUs)> question, T when_closed);
   Status submit_locked(Command command);
   Result<FenceId> capture(std::uint64_t event);
+  const std::vector<Path>& paths();
+  Status open_transport(const std::string& name);
 
   const pid_t pid_ = ::getpid();
   std::unique_ptr<const Cache> cache_;
   EngineConfig config_;
   EngineParts parts_;
   std::string transport_name_;
-  TimeUs spin_us_;
+  std::vector<std::unique_ptr<Transport>> others_;   ///< progress thread only: beside parts_.transport
   std::unique_ptr<Core> core_;                       ///< progress thread only
   std::vector<std::function<bool(Core&)>> pending_;  ///< progress thread only: answers that wait for packs
   TimeUs spin_until_ = 0;                            ///< progress thread only
+  std::vector<int> fds_;                             ///< progress thread only
   Wake wake_;
 
   mutable std::mutex mutex_;
@@ -119,6 +144,10 @@ class Engine {
   std::condition_variable captured_;
   bool closing_ = false;
   bool closed_ = false;
+
+  std::mutex source_mutex_;  ///< never held by the progress thread
+  std::optional<std::vector<Path>> paths_;
+  std::map<std::string, Status> made_;  ///< transports that were asked for, and how that went
 
   std::mutex join_mutex_;
   std::thread thread_;

@@ -5,11 +5,13 @@
 namespace kvpush {
 namespace {
 
+constexpr std::uint32_t kHelloMagic = 0x6870766b;   // "kvph"
 constexpr std::uint32_t kOfferMagic = 0x6f70766b;   // "kvpo"
 constexpr std::uint32_t kAnswerMagic = 0x6170766b;  // "kvpa"
 constexpr std::uint8_t kVersion = 1;
 constexpr std::size_t kMaxFields = 65536;
 constexpr std::size_t kMaxFieldBytes = 65536;
+constexpr std::size_t kMaxPathBytes = 256;
 constexpr std::size_t kMaxDescriptionBytes = 1U << 20U;
 constexpr std::size_t kHashBytes = sizeof(std::uint64_t);
 
@@ -35,25 +37,39 @@ Bytes sealed(ByteWriter&& out) {
 /// The content without its hash, after magic and version; an error says what the bytes are not.
 Status open_content(ByteView bytes, std::uint32_t magic, const char* what, ByteView& content) {
   if (bytes.size() < kHashBytes + sizeof(magic) + sizeof(kVersion) || bytes.size() > kMaxHandshakeBytes) {
-    return {Code::kHandshake, std::string("not an ") + what + ": " + std::to_string(bytes.size()) + " bytes"};
+    return {Code::kHandshake, std::string("not ") + what + ": " + std::to_string(bytes.size()) + " bytes"};
   }
   content = bytes.first(bytes.size() - kHashBytes);
   ByteReader in(content);
-  if (in.get<std::uint32_t>() != magic)
-    return {Code::kHandshake, std::string("not an ") + what + " of kvpush"};
+  if (in.get<std::uint32_t>() != magic) return {Code::kHandshake, std::string("not ") + what + " of kvpush"};
   const auto version = in.get<std::uint8_t>();
   if (version != kVersion) {
     return {Code::kHandshake, "protocol version: theirs " + std::to_string(version) + ", ours " +
                                   std::to_string(kVersion) + "; run the same kvpush on both sides"};
   }
   if (ByteReader(bytes.last(kHashBytes)).get<std::uint64_t>() != fnv1a(content)) {
-    return {Code::kHandshake, std::string("damaged ") + what + ": its hash does not match"};
+    return {Code::kHandshake, std::string(what) + " that is damaged: its hash does not match"};
   }
   content = content.subspan(sizeof(magic) + sizeof(version));
   return {};
 }
 
 }  // namespace
+
+Bytes encode(const Hello& hello) {
+  ByteWriter out;
+  out.put(kHelloMagic);
+  out.put(kVersion);
+  put_id(out, hello.engine);
+  out.put(static_cast<std::uint8_t>(hello.measures));
+  out.put(static_cast<std::uint32_t>(hello.paths.size()));
+  for (const Path& path : hello.paths) {
+    out.put_text(path.name);
+    out.put_text(path.reach);
+    out.put(static_cast<std::uint8_t>(path.rank));
+  }
+  return sealed(std::move(out));
+}
 
 Bytes encode(const Offer& offer) {
   ByteWriter out;
@@ -86,9 +102,34 @@ Bytes encode(const Answer& answer) {
   return sealed(std::move(out));
 }
 
+Result<Hello> decode_hello(ByteView bytes) {
+  ByteView content;
+  KVPUSH_TRY(open_content(bytes, kHelloMagic, "a hello", content));
+  ByteReader in(content);
+  Hello hello;
+  get_id(in, hello.engine);
+  const auto measures = in.get<std::uint8_t>();
+  hello.measures = measures == 1;
+  const auto num_paths = in.get<std::uint32_t>();
+  if (measures > 1 || num_paths > kMaxPaths) return Status(Code::kHandshake, "malformed hello");
+  for (std::uint32_t i = 0; i < num_paths && in.ok(); ++i) {
+    Path path;
+    path.name = in.get_text(kMaxPathBytes);
+    path.reach = in.get_text(kMaxPathBytes);
+    const auto rank = in.get<std::uint8_t>();
+    if (rank > static_cast<std::uint8_t>(Path::Rank::kNetwork)) {
+      return Status(Code::kHandshake, "malformed hello");
+    }
+    path.rank = static_cast<Path::Rank>(rank);
+    hello.paths.push_back(std::move(path));
+  }
+  if (!in.done() || hello.engine == Incarnation{}) return Status(Code::kHandshake, "malformed hello");
+  return hello;
+}
+
 Result<Offer> decode_offer(ByteView bytes) {
   ByteView content;
-  KVPUSH_TRY(open_content(bytes, kOfferMagic, "offer", content));
+  KVPUSH_TRY(open_content(bytes, kOfferMagic, "an offer", content));
   ByteReader in(content);
   Offer offer;
   get_id(in, offer.engine);
@@ -113,7 +154,7 @@ Result<Offer> decode_offer(ByteView bytes) {
 
 Result<Answer> decode_answer(ByteView bytes) {
   ByteView content;
-  KVPUSH_TRY(open_content(bytes, kAnswerMagic, "answer", content));
+  KVPUSH_TRY(open_content(bytes, kAnswerMagic, "an answer", content));
   ByteReader in(content);
   Answer answer;
   get_id(in, answer.engine);

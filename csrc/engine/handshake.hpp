@@ -1,4 +1,4 @@
-// Offer and answer: what two workers tell each other before anything else, and their byte form.
+// Hello, offer and answer: what two workers tell each other before anything else, and their byte form.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,16 @@
 #include "base/bytes.hpp"
 #include "base/ids.hpp"
 #include "base/status.hpp"
+#include "engine/choice.hpp"
 
 namespace kvpush {
+
+/// P: "this is how I am reached". D may choose by it, and need not have it.
+struct Hello {
+  Incarnation engine;
+  bool measures = false;    ///< sessions over paths that can be measured are, and D is told
+  std::vector<Path> paths;  ///< at most kMaxPaths, each name once
+};
 
 /// D: "here is a landing that only you may write, and this is what my cache looks like".
 struct Offer {
@@ -34,14 +42,17 @@ struct Answer {
 
 inline constexpr std::size_t kMaxHandshakeBytes = 4U << 20U;
 inline constexpr std::size_t kMaxQuietSessions = 64;
+inline constexpr std::size_t kMaxPaths = 16;
 /// Of one landing. P keeps a list of them.
 inline constexpr std::uint32_t kMaxSlots = 4096;
 /// Open landings of one D at one P. It uses one; others are of lost answers, or of ends not yet noticed.
 inline constexpr std::size_t kMaxLandingsPerPeer = 8;
 
+[[nodiscard]] Bytes encode(const Hello& hello);
 [[nodiscard]] Bytes encode(const Offer& offer);
 [[nodiscard]] Bytes encode(const Answer& answer);
 /// Handshake errors name what is wrong, and both versions when they differ.
+[[nodiscard]] Result<Hello> decode_hello(ByteView bytes);
 [[nodiscard]] Result<Offer> decode_offer(ByteView bytes);
 [[nodiscard]] Result<Answer> decode_answer(ByteView bytes);
 

@@ -26,7 +26,7 @@ from kvpush._core import Claim, Event, Push, Receive
 from kvpush._version import __version__
 from kvpush.cache import Cache, Group, Plane
 from kvpush.config import Config, find_nixl_library
-from kvpush.engine import Engine, transports
+from kvpush.engine import Engine, paths, transports
 from kvpush.errors import (
     ClosedError,
     DuplicateKey,
@@ -51,6 +51,7 @@ __all__ = [
     "Push",
     "Receive",
     "find_nixl_library",
+    "paths",
     "transports",
     "ClosedError",
     "DuplicateKey",

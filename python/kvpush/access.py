@@ -4,6 +4,7 @@ from kvpush.errors import HandshakeError
 
 MAGIC = b"kvps"
 TAG_BYTES = 32
+_HELLO = "hello"
 _OFFER = "offer"
 _ANSWER = "answer"
 # The ids that begin every offer and answer, behind magic and version (docs/protocol.md).
@@ -63,6 +64,16 @@ def unseal(secret: str, what: str, sealed: bytes, context: bytes = b"") -> bytes
 def tag_of(sealed: bytes) -> bytes:
     """Return the proof of sealed bytes: it stands for them. b"" if there is none."""
     return sealed[len(MAGIC) :][:TAG_BYTES] if sealed.startswith(MAGIC) else b""
+
+
+def seal_hello(secret: str, hello: bytes) -> bytes:
+    """Seal P's hello."""
+    return seal(secret, _HELLO, hello)
+
+
+def unseal_hello(secret: str, sealed: bytes) -> bytes:
+    """Undo :func:`seal_hello`."""
+    return unseal(secret, _HELLO, sealed)
 
 
 def seal_offer(secret: str, offer: bytes) -> bytes:

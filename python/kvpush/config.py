@@ -54,7 +54,8 @@ class Config:
     Parameters
     ----------
     transport : {"auto", "shm", "nixl", "fabric"}
-        "auto" is shared memory: both engines on one host. Across hosts name a transport.
+        "auto" chooses for each session, by the peer's :meth:`kvpush.Engine.hello`: shared memory on one host,
+        else RDMA ("fabric" or "nixl"), else TCP over what is there. A named one is the only one.
     slot_bytes : int
         Size of one slot. 0 takes 1 MiB, or the cache's largest unit (one plane at one position) if that
         is more. A slot smaller than the largest unit is an error.
@@ -63,7 +64,7 @@ class Config:
     landing_bytes : int
         Budget of all landings of this engine.
     num_leases : int
-        Staging slots of the sending side, shared by all peers (transports without mapped slots).
+        Staging slots of the sending side, shared by all peers; of each transport without mapped slots.
     max_sessions : int
         Peers at a time.
     max_open_transfers : int
@@ -87,15 +88,16 @@ class Config:
         Cap of memory that a vanished peer may still write to; above it new sessions are refused.
     min_link_gb_per_s : float
         P measures each new session's path with three slots of zeros (transports without mapped slots), logs
-        the rate, and warns below this. 0 does not measure.
+        the rate, tells D, and warns below this; "auto" then takes another transport for the next session.
+        0 does not measure.
     pack_threads : int
         Threads that copy; 0 copies on the engine's own thread, which is best where cores are few.
     cuda_library : str
         Path of the CUDA driver's library; empty is ``libcuda.so.1``, as the loader finds it. Loaded only for
         a cache on a CUDA device.
     cuda_sms : int
-        Multiprocessors of the GPU that copies fill at most. 0 goes by the transport: 2 for "nixl", whose
-        links are slow beside a GPU's memory; an eighth of them, at least 2, for "shm".
+        Multiprocessors of the GPU that copies fill at most. 0 goes by the transport: 2 for "nixl" and
+        "fabric", whose links are slow beside a GPU's memory; an eighth of them, at least 2, for the others.
     cuda_bulk : bool
         Rows of 2 KiB and more by the GPU's bulk copies, compute capability 9.0 and newer. Not yet run on one.
     nixl_library : str
@@ -254,11 +256,11 @@ class Config:
         core["fabric_rails"] = list(self.fabric_rails)
         core["cuda_kernels"] = cuda_kernels_path()
         core["fabric_library"] = []
-        if self.transport == "fabric":
+        if self.transport in ("fabric", "auto"):
             core["fabric_library"] = fabric_libraries(self.fabric_library)
-        if self.transport == "nixl":
+        if self.transport in ("nixl", "auto"):
             library = self.nixl_library or find_nixl_library() or ""
-            if not os.path.isfile(library):
+            if self.transport == "nixl" and not os.path.isfile(library):
                 raise Unsupported(
                     f"transport='nixl': {library or _NIXL_LIBRARY} was not found; "
                     "pip install 'kvpush[nixl]', or set nixl_library (KVPUSH_NIXL_LIBRARY) to its path"

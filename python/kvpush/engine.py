@@ -45,7 +45,7 @@ class Engine(_core.Engine):
     --------
     ``p`` pushes, ``d`` receives; the two blobs travel by any side channel::
 
-        peer = d.establish(p.answer(d.offer()))
+        peer = d.establish(p.answer(d.offer(p.hello())))
 
         push = p.push("request-1", digest=b"tokens")
         recv = d.receive(peer, "request-1", digest=b"tokens", blocks=[[3, 9]])
@@ -70,15 +70,36 @@ class Engine(_core.Engine):
         """The configuration this engine was made with."""
         return self._config
 
-    def offer(self) -> bytes:
+    def hello(self) -> bytes:
+        """P: what D may choose a transport by: which ones this engine has, and on which host it is.
+
+        The first call looks at the machine: 100 ms where libraries must look at devices. It holds for the
+        engine's life, and D need not have it.
+        """
+        return access.seal_hello(self._secret, super().hello())
+
+    def offer(self, peer: bytes | None = None) -> bytes:
         """D: open a landing for one peer and describe it and the cache.
+
+        Parameters
+        ----------
+        peer : bytes, optional
+            The peer's :meth:`hello`. With ``transport="auto"`` the offer is over the best transport that both
+            have: shared memory on one host, else over RDMA, else over TCP; one that was measured to be
+            slower than ``min_link_gb_per_s``, or does not work, gives way to the next. Without it the offer
+            is over the first transport of this engine ("auto": shared memory). The first offer over a
+            transport opens it, which takes some 100 ms.
 
         Raises
         ------
         Exhausted
             ``landing_bytes`` is spent and no session is idle.
+        HandshakeError
+            The two have no transport in common (both lists are named), or the hello does not prove the shared
+            secret.
         """
-        return access.seal_offer(self._secret, super().offer())
+        hello = b"" if peer is None else access.unseal_hello(self._secret, peer)
+        return access.seal_offer(self._secret, super().offer(hello))
 
     def answer(self, offer: bytes) -> bytes:
         """P: take D's offer. The same offer gets the same answer.
@@ -153,3 +174,15 @@ def transports() -> dict[str, str]:
         config.fabric_provider,
         config.fabric_rails,
     )
+
+
+def paths(config: Config | None = None) -> list[tuple[str, str, str]]:
+    """Return what an engine with this configuration chooses from, without opening anything.
+
+    ``(name, reach, rank)`` each, best first: it leads to engines that have the same name with the same reach
+    (of "shm" the host, of "fabric" the provider); rank is "host", "rdma" or "network". Loads libfabric, if it
+    is there.
+    """
+    config = Config.from_env() if config is None else config
+    found = _core.paths(config.to_core())
+    return sorted(found, key=lambda path: ("host", "rdma", "network").index(path[2]))

@@ -197,6 +197,8 @@ class FakeEngine:
         self.raises: dict[str, list[Exception]] = {}
         self.closed = False
         self.network_ops = 0
+        self.config = Config()
+        self.rates: list[tuple[str, float]] = []  # what link() answers next
 
     # ---- for tests -----------------------------------------------------------------------------
 
@@ -236,9 +238,25 @@ class FakeEngine:
 
     # ---- as kvpush.Engine ----------------------------------------------------------------------
 
-    def offer(self) -> bytes:
+    def hello(self) -> bytes:
+        """Return what D may choose a transport by."""
+        self.check("hello")
+        return b"hello:" + self.incarnation.encode()
+
+    def link(self, peer: str, timeout: float = 0.0) -> tuple[str, float]:
+        """Return the session's transport and what :attr:`rates` says of it."""
+        self.check("link")
+        return self.rates.pop(0) if self.rates else (self.transport, 0.0)
+
+    def disconnect(self, peer: str) -> None:
+        """End a session."""
+        self.check("disconnect")
+        self.note("disconnect", peer)
+
+    def offer(self, peer: bytes | None = None) -> bytes:
         """Return an offer."""
         self.check("offer")
+        self.note("offer", peer)
         return b"offer:" + self.incarnation.encode()
 
     def answer(self, offer: bytes) -> bytes:

@@ -90,6 +90,12 @@ class Node {
     core = std::make_unique<Core>(cache, config, end, *packer, incarnation, now);
   }
 
+  End& add(Net& net) {
+    others.push_back(std::make_unique<End>(net));
+    core->add(*others.back());
+    return *others.back();
+  }
+
   [[nodiscard]] std::byte* unit(std::size_t group, std::size_t plane, std::int32_t block) const {
     const Plane& where = cache.groups[group].planes[plane];
     return where.base + block * where.block_stride_bytes;
@@ -188,6 +194,7 @@ class Node {
   Cache cache;
   std::vector<std::unique_ptr<Bytes>> memory;
   End end;
+  std::vector<std::unique_ptr<End>> others;  ///< further transports of the core
   std::unique_ptr<FencedPacker> packer;
   LazyPacker* lazy_packer = nullptr;  ///< within it, if lazy
   Incarnation incarnation;
@@ -212,8 +219,8 @@ struct World {
     nodes.back()->now = now;
     return *nodes.back();
   }
-  SessionId connect(Node& d, Node& p) {
-    const auto offer = d.core->offer(now);
+  SessionId connect(Node& d, Node& p, const Core::Choice& choice = {}) {
+    const auto offer = d.core->offer(now, choice);
     if (!CHECK(offer.ok())) return {};
     const auto answer = p.core->answer(offer.value(), now);
     if (!CHECK(answer.ok())) return {};

@@ -106,7 +106,7 @@ TEST(a_lease_that_cannot_be_zeroed_is_not_sent_and_the_session_serves) {
 
 TEST(a_measurement_that_fails_ends_the_session_and_keeps_its_lease_apart) {
   for (const Fate fate : {Fate::kFailed, Fate::kUnknown}) {
-    for (const int which : {1, 2, 3}) {
+    for (const int which : {1, 2, 3, 4}) {
       World world;
       Node& d = world.add({{}}, measuring(0));
       Node& p = world.add({{}}, measuring(1));

@@ -1,4 +1,4 @@
-// Offers and answers.
+// Offers, answers and hellos.
 #include "engine/handshake.hpp"
 #include "sealed.hpp"
 
@@ -15,7 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const Bytes form = fuzz::round_trip(decode_answer, answer.value(), "an answer survives its byte form");
       fuzz::require(fuzz::same(form, bytes), "an answer has one byte form");
     }
-    fuzz::require(!offer.ok() || !answer.ok(), "an offer is no answer");
+    const auto hello = decode_hello(bytes);
+    if (hello.ok()) {
+      const Bytes form = fuzz::round_trip(decode_hello, hello.value(), "a hello survives its byte form");
+      fuzz::require(fuzz::same(form, bytes), "a hello has one byte form");
+    }
+    fuzz::require(int{offer.ok()} + int{answer.ok()} + int{hello.ok()} <= 1, "bytes are one of the three");
   });
   return 0;
 }

@@ -103,6 +103,12 @@ void handshake(Folder out) {
   out.add("answer", encode(answer));
   answer.quiet_sessions.assign(kMaxQuietSessions, id<SessionId>(5));
   out.add("answer_longest", encode(answer));
+  const Hello hello{answer.engine,
+                    true,
+                    {{"shm", "host/net:1", Path::Rank::kHost},
+                     {"fabric", "efa protocol 1.0", Path::Rank::kRdma},
+                     {"nixl", "", Path::Rank::kNetwork}}};
+  out.add("hello", encode(hello));
 }
 
 void shm_description(Folder out) {

@@ -314,6 +314,10 @@ def test_the_transport_is_read_from_the_engines_log(tmp_path: Path) -> None:
     log = tmp_path / "decode.log"
     log.write_text("(Worker pid=1) INFO kvpush: engine ab12 over shm: 1 groups, 30 planes\n")
     assert engines.transport_in_use(log, "auto") == "shm"
+    log.write_text(
+        "kvpush: engine ab12 over auto: 1 groups\nkvpush: session 5f with ::1:9 over nixl: 2.00 GB/s\n"
+    )
+    assert engines.transport_in_use(log, "auto") == "nixl"
     log.write_text("nothing of the kind")
     assert engines.transport_in_use(log, "auto") == "auto"
 

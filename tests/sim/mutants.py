@@ -43,8 +43,8 @@ MUTANTS = [
     Mutant(
         "lease_freed_unknown",
         CORE,
-        "    if (fate == Fate::kUnknown) {\n      leases_.quarantine(",
-        "    if (false) {\n      leases_.quarantine(",
+        "    if (fate == Fate::kUnknown) {\n      work.carrier->leases.quarantine(",
+        "    if (false) {\n      work.carrier->leases.quarantine(",
         "a lease is used again while its post may still read it",
     ),
     Mutant(
@@ -249,7 +249,7 @@ MUTANTS = [
     Mutant(
         "lease_leaked_on_close",
         SESSIONS,
-        "    if (work->second.lease.data != nullptr) leases_.give_back(work->second.lease);\n",
+        "    if (work->second.lease.data != nullptr) leases.give_back(work->second.lease);\n",
         "",
         "posts that wait when a session ends keep their leases",
     ),
@@ -263,8 +263,8 @@ MUTANTS = [
     Mutant(
         "landing_freed_early",
         SESSIONS,
-        "      over = transport_.landing_quiet(it->first);",
-        "      over = true;",
+        "      over = transport.landing_quiet(it->first) && transport.release_landing(it->first);",
+        "      over = transport.release_landing(it->first);",
         "a landing is freed while its peer may write",
     ),
     Mutant(
@@ -305,8 +305,8 @@ MUTANTS = [
     Mutant(
         "judged_before_drained",
         CORE,
-        "  transport_.poll(*this);\n",
-        "  keep_time();\n  transport_.poll(*this);\n",
+        "  for (Carrier& carrier : carriers_) carrier.transport.poll(*this);\n",
+        "  keep_time();\n  for (Carrier& carrier : carriers_) carrier.transport.poll(*this);\n",
         "a timeout is judged before the transport was drained",
     ),
     Mutant(
@@ -404,8 +404,8 @@ MUTANTS = [
     Mutant(
         "probe_keeps_lease",
         PROBE,
-        "  if (--session.probes_left != 0 && !session.free_slots.empty()) {",
-        "  if (--session.probes_left != 0) {",
+        "  if (session.probes_left != 0 && !session.free_slots.empty()) {",
+        "  if (session.probes_left != 0) {",
         "a session without credits holds a lease between two probes",
     ),
     Mutant(

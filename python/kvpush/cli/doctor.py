@@ -58,6 +58,7 @@ class Report:
     rails: "list[FabricRail]"
     vllm: "Vllm"
     missing: list[str] = field(default_factory=list)
+    auto: str = ""
 
 
 def doctor(
@@ -114,7 +115,22 @@ def examine(progress: Any = lambda name: None) -> Report:
         vllm=host.vllm(),
     )
     report.missing = _missing(report, no_gpu, no_libfabric)
+    report.auto = _auto()
     return report
+
+
+def _auto() -> str:
+    """Return what transport "auto" takes here, best first, and why."""
+    why = {"host": "peers on this host", "rdma": "RDMA", "network": "TCP"}
+    try:
+        import kvpush
+
+        found = kvpush.paths(kvpush.Config.from_env(transport="auto"))
+    except Exception as error:
+        return f"unknown: {error}"
+    return ", ".join(
+        f"{name} ({why[rank]}{': ' + reach if name == 'fabric' else ''})" for name, reach, rank in found
+    )
 
 
 def _known_transports() -> tuple[dict[str, str], str]:
@@ -238,6 +254,7 @@ def _print(report: Report, console: "Console") -> None:
     plugin = "plugin registered" if vllm.plugin_registered else "plugin not registered"
     support = "supported" if vllm.supported else "NOT supported"
     for label, text in (
+        ("auto", report.auto or "none"),
         ("GPUs", f"{gpus} ({kernels})" if gpus else "none"),
         ("NICs", nics or "none"),
         ("NIXL", report.nixl or "not found"),

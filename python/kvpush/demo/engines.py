@@ -18,7 +18,7 @@ MODEL_NAME = "kvpush-demo"
 P_ENGINE_ID = "demo-prefill"
 D_ENGINE_ID = "demo-decode"
 
-_ENGINE_LINE = re.compile(r"kvpush: engine \S+ over (\w+)")
+_OVER = re.compile(r"kvpush: (?:engine \S+|session \S+ with \S+) over (\w+)")
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,6 @@ def start_router(servers: Servers, ports: Ports, logs: Path) -> Server:
 
 
 def transport_in_use(log: Path, requested: str) -> str:
-    """Return the transport that an engine says it runs over in its log: "auto" is resolved there."""
-    found = _ENGINE_LINE.search(log.read_text(errors="replace"))
-    return found[1] if found else requested
+    """Return the transport that an engine says in its log its last session is over."""
+    found = _OVER.findall(log.read_text(errors="replace"))
+    return str(found[-1]) if found else requested

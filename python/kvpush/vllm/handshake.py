@@ -1,5 +1,6 @@
 """D's sessions with prefill engines: one hand-shake per peer, in the background, kept until lost."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from kvpush.vllm.side_channel import SideChannelError, ask
 logger = init_logger("vllm." + __name__)
 
 ASK_SECONDS = 5.0
-"""How long one question to a peer may take; a hand-shake asks two."""
+"""How long one question to a peer may take; a hand-shake asks two, and one for each further transport."""
+MEASURE_SECONDS = 1.0
+"""How long the measurement of a new session may take."""
 MAX_THREADS = 32
 
 Address = tuple[str, int]
@@ -127,9 +130,48 @@ class Handshakes:
         host = remote.host if workers[0].host in ("*", "0.0.0.0", "::") else workers[0].host
         if self._closing.is_set():
             raise SideChannelError("this engine is shutting down")
-        offer = self._engine.offer()
+        return self._fastest((host, workers[0].port), workers[0].hello, question)
+
+    def _fastest(self, worker: Address, hello: bytes, question: Callable[..., Any]) -> str:
+        """Return a session over the transport that the engine chooses, or over the next if that is slow."""
+        best, best_transport, best_rate = "", "", 0.0
+        floor = self._engine.config.min_link_gb_per_s
+        tried: set[str] = set()
+        while True:
+            try:
+                peer = self._open(worker, hello, question)
+                transport, rate = self._engine.link(peer, MEASURE_SECONDS)
+            except Exception as failure:
+                if not best:
+                    raise
+                logger.info("kvpush: no other transport to %s:%d: %s", *worker, failure)
+                break
+            if not best or rate > best_rate:
+                best, peer = peer, best
+                best_transport, best_rate = transport, rate
+            if peer:
+                self._engine.disconnect(peer)
+            may_choose = bool(hello) and self._engine.config.transport == "auto"
+            if not may_choose or rate == 0.0 or rate >= floor or transport in tried:
+                break
+            tried.add(transport)
+        measured = f"{best_rate:.2f} GB/s" if best_rate else "not measured"
+        is_slow = 0.0 < best_rate < floor
+        logger.log(
+            logging.WARNING if is_slow else logging.INFO,
+            "kvpush: session %s with %s:%d over %s: %s%s",
+            best,
+            *worker,
+            best_transport,
+            measured,
+            f", below min_link_gb_per_s ({floor:g})" if is_slow else "",
+        )
+        return best
+
+    def _open(self, worker: Address, hello: bytes, question: Callable[..., Any]) -> str:
+        offer = self._engine.offer(hello or None)
         try:
-            reply = question(host, workers[0].port, "offer", offer, ASK_SECONDS)
+            reply = question(*worker, "offer", offer, ASK_SECONDS)
             return str(self._engine.establish(reply.body))
         except Exception:
             self._engine.withdraw(offer)

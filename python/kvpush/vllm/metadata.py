@@ -86,8 +86,9 @@ class KVPushMetadata(KVConnectorMetadata):
 
 @dataclass
 class WorkerAddress(KVConnectorHandshakeMetadata):
-    """Where one worker answers offers."""
+    """Where one worker answers offers, and what its engine tells D before: ``kvpush.Engine.hello()``."""
 
     rank: int
     host: str
     port: int
+    hello: bytes = b""

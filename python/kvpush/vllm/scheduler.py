@@ -339,9 +339,8 @@ class PushScheduler:
         """
         if not self._produces or not addresses or self._side_channel is not None:
             return
-        directory = Directory(
-            self._engine_id, self._tp_size, self._pp_size, [(a.rank, a.host, a.port) for a in addresses]
-        )
+        workers = [(a.rank, a.host, a.port, a.hello) for a in addresses]
+        directory = Directory(self._engine_id, self._tp_size, self._pp_size, workers)
         self._side_channel = SideChannel(self._host, self._port, directory.answer, name="kvpush-directory")
         logger.info("kvpush: side channel at %s:%d", self._host, self._port)
 

@@ -56,11 +56,12 @@ class Ask(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class Worker(msgspec.Struct):
-    """Where one worker answers offers."""
+    """Where one worker answers offers, and its engine's hello (older ones send none)."""
 
     rank: int
     host: str
     port: int
+    hello: bytes = b""
 
 
 class Reply(msgspec.Struct):
@@ -317,7 +318,7 @@ class Directory:
     """Answers "workers": the scheduler's side of the bootstrap."""
 
     def __init__(
-        self, engine_id: str, tp_size: int, pp_size: int, workers: list[tuple[int, str, int]]
+        self, engine_id: str, tp_size: int, pp_size: int, workers: list[tuple[int, str, int, bytes]]
     ) -> None:
         self._reply = _reply(
             engine_id=engine_id, tp_size=tp_size, pp_size=pp_size, workers=[Worker(*one) for one in workers]

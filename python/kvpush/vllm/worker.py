@@ -105,9 +105,10 @@ class PushWorker:
 
     def handshake_metadata(self) -> WorkerAddress | None:
         """Where this worker answers offers; None where it does not."""
-        if self._listener is None:
+        if self._listener is None or self._engine is None:
             return None
-        return WorkerAddress(int(self._config.parallel_config.rank), self._listener.host, self._listener.port)
+        rank = int(self._config.parallel_config.rank)
+        return WorkerAddress(rank, self._listener.host, self._listener.port, self._engine.hello())
 
     def close_engine(self, detail: str) -> None:
         """End every transfer and close the engine. May be called twice."""

@@ -5,6 +5,7 @@ from harness import Pair, Request, connect, tokens
 from tiny import free_port
 
 from kvpush.errors import ClosedError, PeerLost, QueueFull
+from kvpush.vllm import handshake
 
 
 def test_a_dead_peer_fails_its_request_and_delays_no_other(pair: Pair) -> None:
@@ -106,3 +107,54 @@ def test_case_b4_another_model_is_refused_by_name(pair: Pair, caplog: pytest.Log
     d = pair.d_request(tokens(8), "k", ([20, 21],))
     pair.load(d)
     pair.d.step_until(lambda: pair.d.failed == [d.request_id])
+
+
+def test_the_hello_of_p_comes_with_its_address_and_d_offers_by_it(pair: Pair) -> None:
+    first_connect(pair)
+    assert pair.d.engine.called("offer") == [(pair.p.engine.hello(),)]
+
+
+def test_an_older_peer_that_sends_no_hello_is_offered_the_first_transport(pair: Pair) -> None:
+    address = pair.p.worker.handshake_metadata()
+    address.hello = b""
+    pair.p.scheduler.shutdown()
+    pair.p.scheduler.set_workers([address])
+    first_connect(pair)
+    assert pair.d.engine.called("offer") == [(None,)]
+
+
+def test_a_slow_transport_is_replaced_before_the_first_request_and_the_faster_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(handshake.logger, "log", lambda level, text, *args: told.append(text % args))
+    pair.d.engine.rates = [("fabric", 0.01), ("nixl", 0.02), ("nixl", 0.02)]
+    first_connect(pair)
+    assert len(pair.d.engine.called("offer")) == 3
+    assert len(pair.d.engine.called("disconnect")) == 2
+    (line,) = told
+    assert line.endswith("over nixl: 0.02 GB/s, below min_link_gb_per_s (0.5)")
+
+
+def test_a_second_transport_that_fails_leaves_the_first(pair: Pair) -> None:
+    pair.d.engine.rates = [("fabric", 0.01)]
+    answers = [pair.p.engine.answer]
+    # The second one fails.
+    pair.p.engine.answer = lambda offer: answers.pop()(offer)
+    first_connect(pair)
+    assert not pair.d.engine.called("disconnect")
+    assert len(pair.d.engine.called("withdraw")) == 1
+
+
+def test_a_fast_transport_is_kept(pair: Pair) -> None:
+    pair.d.engine.rates = [("fabric", 20.0)]
+    first_connect(pair)
+    assert len(pair.d.engine.called("offer")) == 1
+
+
+def first_connect(pair: Pair) -> None:
+    request = pair.d_request(tokens(4, 99), "warm-up", ([60],))
+    pair.d.step()
+    pair.d.step_until(lambda: bool(pair.d.engine.called("expect")))
+    pair.d.abort(request)
+    pair.d.step()
