@@ -12,6 +12,7 @@ class Mutant(NamedTuple):
 
 
 SENDER, RECEIVER = "csrc/protocol/sender.cpp", "csrc/protocol/receiver.cpp"
+ENDS = "csrc/protocol/sender_ends.cpp"
 LINK, CURSOR = "csrc/protocol/link.cpp", "csrc/protocol/cursor.cpp"
 CORE, SESSIONS = "csrc/engine/core.cpp", "csrc/engine/core_sessions.cpp"
 PROBE, GATE = "csrc/engine/core_probe.cpp", "csrc/engine/gate.cpp"
@@ -70,21 +71,21 @@ MUTANTS = [
     ),
     Mutant(
         "event_before_pack_end",
-        SENDER,
+        ENDS,
         "    if (push.packing != 0) return;\n    event.kind",
         "    event.kind",
         "a push can fail with a pack under way",
     ),
     Mutant(
         "sent_before_pack_end",
-        SENDER,
+        ENDS,
         "  if (!push.finished || push.packing != 0) return;",
         "  if (!push.finished) return;",
         "sent and END do not wait for the last pack",
     ),
     Mutant(
         "sent_before_finish",
-        SENDER,
+        ENDS,
         "  if (!push.finished || push.packing != 0) return;",
         "  if (push.packing != 0) return;",
         "sent does not wait for finish()",
@@ -119,14 +120,14 @@ MUTANTS = [
     ),
     Mutant(
         "claim_timer_unarmed",
-        SENDER,
+        ENDS,
         "  push_deadlines_.arm(handle, claimed ?",
         "  if (!claimed) push_deadlines_.arm(handle, claimed ?",
         "a claimed push waits for ever",
     ),
     Mutant(
         "tombstone_forgotten",
-        SENDER,
+        ENDS,
         "  entry.tombstone = code;\n",
         "",
         "a late claim of a failed push waits instead of failing",
@@ -311,7 +312,7 @@ MUTANTS = [
     ),
     Mutant(
         "no_room_for_ever",
-        SENDER,
+        ENDS,
         "  if (push.finished && push.claim) push_deadlines_.arm(handle, now + timeouts_.progress_us);",
         "  if (push.finished && push.claim) push_deadlines_.disarm(handle);",
         "a D that gives no slot back keeps P's blocks",
