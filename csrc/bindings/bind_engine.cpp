@@ -449,7 +449,10 @@ One thread polls. After close() what is left is returned, then ClosedError is ra
       .def(
           "close", [](Engine& self) { unlocked([&] { self.close(); }); },
           "Fails what is open, says BYE, ends the thread. Bounded by close_timeout_s. Idempotent.")
-      .def_property_readonly("closed", &Engine::closed);
+      .def_property_readonly("closed", &Engine::closed)
+      .def_property_readonly(
+          "cache_in_use", &Engine::cache_in_use,
+          "After close(): whether a copy may still touch the arrays, which then must stay.");
 }
 
 }  // namespace kvpush::bindings

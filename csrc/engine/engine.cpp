@@ -374,6 +374,12 @@ bool Engine::closed() const {
   return closing_;
 }
 
+bool Engine::cache_in_use() const {
+  if (forked()) return false;
+  const std::lock_guard lock(mutex_);
+  return cache_in_use_;
+}
+
 void Engine::close() {
   if (forked()) return;
   {
@@ -427,7 +433,9 @@ void Engine::run() {
     log(LogLevel::kError, "engine closed while a call waits in the driver: its packer ends with the engine");
   }
   if (!core_->quiet()) {
-    log(LogLevel::kError, "engine closed with posts of unknown fate: their memory is left mapped");
+    log(LogLevel::kError,
+        "engine closed with posts or copies of unknown fate: what they use is left to the end of the process");
+    cache_in_use_ = true;
     [[maybe_unused]] const Core* core = core_.release();
     [[maybe_unused]] const Transport* transport = parts_.transport.release();
     for (auto& other : others_) transport = other.release();

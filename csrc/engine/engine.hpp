@@ -101,6 +101,8 @@ class Engine {
   /// Ends everything. What cannot be proven quiet within close_timeout is left mapped and logged.
   void close();
   [[nodiscard]] bool closed() const;
+  /// After close(): whether a copy on a device may still touch the cache's memory, which then must stay.
+  [[nodiscard]] bool cache_in_use() const;
   /// Whether this is a child of the engine's process, which has no progress thread. Calls then say Closed.
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
 
@@ -144,6 +146,7 @@ class Engine {
   std::condition_variable captured_;
   bool closing_ = false;
   bool closed_ = false;
+  bool cache_in_use_ = false;
 
   std::mutex source_mutex_;  ///< never held by the progress thread
   std::optional<std::vector<Path>> paths_;

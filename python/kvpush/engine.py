@@ -1,11 +1,15 @@
 """The engine as Python sees it: the native one, tied to the arrays it works on."""
 
 from types import TracebackType
+from typing import Final
 
 from kvpush import _core, access
 from kvpush.cache import Cache
 from kvpush.config import Config, fabric_libraries, find_nixl_library
 from kvpush.errors import InvalidArgument
+
+_LEFT: Final[list[Cache | None]] = []
+"""Caches that a copy may still touch although their engine is closed."""
 
 
 class Engine(_core.Engine):
@@ -139,9 +143,12 @@ class Engine(_core.Engine):
     def close(self) -> None:
         """Fail what is open, say goodbye to every peer, and let go of the arrays.
 
-        Waits for ``close_timeout_s`` at most. Closing twice does nothing.
+        Waits for ``close_timeout_s`` at most. Arrays that a copy may still touch then are kept until the
+        process ends (``cache_in_use``). Closing twice does nothing.
         """
         super().close()
+        if self.cache_in_use:
+            _LEFT.append(self._cache)
         self._cache = None
 
     def __enter__(self) -> "Engine":

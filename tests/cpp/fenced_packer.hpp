@@ -1,6 +1,8 @@
 // A packer with fences that pass when the test says so, over one that copies.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,8 +21,13 @@ class FencedPacker final : public Packer {
  public:
   explicit FencedPacker(std::unique_ptr<Packer> inner) : inner_(std::move(inner)) {}
 
-  void start(PackJob job) override { inner_->start(std::move(job)); }
-  void poll(std::vector<PackDone>& done) override { inner_->poll(done); }
+  void start(PackJob job) override {
+    inner_->start(std::move(job));
+    ++num_started;
+  }
+  void poll(std::vector<PackDone>& done) override {
+    if (!holds) inner_->poll(done);
+  }
   [[nodiscard]] int wait_fd() const override { return inner_->wait_fd(); }
 
   Result<FenceId> capture(std::uint64_t event) override {
@@ -58,6 +65,8 @@ class FencedPacker final : public Packer {
 
   std::function<void()> in_capture;  ///< what the driver does meanwhile; set while no call runs
   bool fails = false;                ///< capture() does; set while no call runs
+  std::atomic<bool> holds = false;   ///< no job ends
+  std::atomic<std::size_t> num_started = 0;
   std::size_t num_asked = 0;
 
  private:

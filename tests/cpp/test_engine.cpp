@@ -407,6 +407,23 @@ TEST(close_waits_for_a_capture_up_to_its_deadline) {
   CHECK_EQ(taken.code(), Code::kClosed);
 }
 
+TEST(a_copy_that_close_gives_up_on_keeps_the_cache_in_use) {
+  EngineConfig config;
+  config.close_timeout_us = 1000;
+  Worker d;
+  Worker p(config);
+  p.packer->holds = true;
+  const SessionId session = connect(d, p);
+  const auto push = p.engine->push("k", digest());
+  CHECK(push.ok() && p.engine->advance(push.value(), {{1, 2}}).ok());
+  CHECK(d.engine->receive(session, 0, "k", digest(), {{{8, 9}}, {0}}).ok());
+  while (p.packer->num_started == 0) std::this_thread::yield();
+  p.engine->close();
+  CHECK(p.engine->cache_in_use());
+  d.engine->close();
+  CHECK(!d.engine->cache_in_use());
+}
+
 TEST(a_refused_receive_leaves_no_fence) {
   Worker d;
   Worker p;

@@ -393,6 +393,18 @@ def test_a_handle_keeps_engine_and_arrays(handle):
         assert alive() is None
 
 
+def test_arrays_that_a_copy_may_still_touch_outlive_the_engine(monkeypatch):
+    # Only a copy on a GPU goes on after close(): tests/cpp/test_cuda_packer.cpp.
+    for in_use in (False, True):
+        monkeypatch.setattr(kvpush.Engine, "cache_in_use", in_use)
+        made = cache([arrays()])
+        alive = weakref.ref(made)
+        kvpush.Engine(made, kvpush.Config(transport="shm")).close()
+        del made
+        gc.collect()
+        assert (alive() is not None) == in_use
+
+
 _FORK = """
 import os, sys, threading
 import numpy as np
