@@ -434,7 +434,8 @@ void Engine::run() {
   }
   if (!core_->quiet()) {
     log(LogLevel::kError,
-        "engine closed with posts or copies of unknown fate: what they use is left to the end of the process");
+        "engine closed with posts or copies of unknown fate: what they use is left to the end of the "
+        "process");
     cache_in_use_ = true;
     [[maybe_unused]] const Core* core = core_.release();
     [[maybe_unused]] const Transport* transport = parts_.transport.release();
