@@ -49,6 +49,8 @@ Result<std::unique_ptr<Transport>> make_transport(const std::string& name,
     options.device_slots = settings.fabric_device_memory;
     options.pin_budget_us = settings.call_budget_us;
     options.pin_thread = settings.fabric_pin_thread;
+    // As long as a peer may be silent.
+    options.stall_us = 10 * settings.call_budget_us;
     return make_fabric_transport(api.value(), options);
   }
   return Status(Code::kInvalidArgument,

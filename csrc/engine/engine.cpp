@@ -36,6 +36,14 @@ Status check_key(const std::string& key, const Bytes* digest) {
   return {};
 }
 
+/// Never destroyed: somebody may still use it.
+void leave(std::shared_ptr<const void> left) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard lock(*mutex);
+  all->push_back(std::move(left));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<const Cache> cache, const EngineConfig& config,
@@ -437,9 +445,9 @@ void Engine::run() {
         "engine closed with posts or copies of unknown fate: what they use is left to the end of the "
         "process");
     cache_in_use_ = true;
-    [[maybe_unused]] const Core* core = core_.release();
-    [[maybe_unused]] const Transport* transport = parts_.transport.release();
-    for (auto& other : others_) transport = other.release();
+    leave(std::shared_ptr<const Core>(std::move(core_)));
+    leave(std::shared_ptr<const Transport>(std::move(parts_.transport)));
+    for (auto& other : others_) leave(std::shared_ptr<const Transport>(std::move(other)));
   }
   closed_ = true;
   arrived_.notify_all();

@@ -85,6 +85,7 @@ struct Net {
   std::size_t num_open = 0;
   std::uint64_t num_landed = 0;
   std::set<int> broken;
+  std::set<int> silent;
   std::map<int, std::size_t> num_writes;
   std::map<std::uint64_t, Endpoint*> endpoints;
   std::vector<Registration*> registrations;
@@ -167,6 +168,7 @@ bool arrive(Endpoint& at, const Packet& packet) {
 }
 
 void progress(Endpoint& at) {
+  if (net().silent.contains(at.domain->nic)) return;
   if (at.domain->nic == net().policy.slow_nic && net().below(32) != 0) return;
   std::deque<Packet> waiting;
   for (std::size_t left = std::min<std::size_t>(at.arriving.size(), 64); left > 0; --left) {
@@ -475,6 +477,7 @@ std::shared_ptr<const FabricApi> network(const Policy& policy) {
   net().random = policy.seed;
   net().num_failing_writes = 0;
   net().broken.clear();
+  net().silent.clear();
   net().num_writes.clear();
   auto api = std::make_shared<FabricApi>();
   api->version = [] { return kFabricVersion; };
@@ -514,9 +517,15 @@ void break_nic(int nic) {
   }
 }
 
+void silence_nic(int nic) {
+  const Lock lock(net().mutex);
+  net().silent.insert(nic);
+}
+
 void mend_nic(int nic) {
   const Lock lock(net().mutex);
   net().broken.erase(nic);
+  net().silent.erase(nic);
 }
 
 std::size_t num_writes(int nic) {

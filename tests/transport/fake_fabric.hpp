@@ -39,6 +39,8 @@ void overrun(int nic = -1);
 /// What is under way over these NICs ends with an error, as does all that is started until mend_nic(). Half
 /// of the writes among it land later nevertheless, as a network may.
 void break_nic(int nic);
+/// What is under way over this NIC, and all that is started until mend_nic(), does not move.
+void silence_nic(int nic);
 void mend_nic(int nic);
 /// Writes that were started over this NIC since network().
 [[nodiscard]] std::size_t num_writes(int nic);

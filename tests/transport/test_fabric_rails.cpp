@@ -161,6 +161,41 @@ TEST(a_rail_that_fails_ends_the_sessions_with_writes_on_it_and_no_other) {
   conformance::end_session(subject, d, p, spared);
 }
 
+TEST(a_rail_that_falls_silent_ends_what_waits_on_it_and_is_passed_over) {
+  for (const int silent : {0, 1}) {
+    FabricOptions options = options_of(2);
+    options.stall_us = 500'000;
+    options.try_again_us = 1'000'000'000;
+    const conformance::Subject subject = over({.num_nics = 2}, options);
+    End d(subject);
+    End p(subject);
+    const SessionId hit = conformance::new_session();
+    if (!conformance::establish(d, p, hit, kSlotBytes, 4) || !first_box(d, p, hit)) return;
+    fake_fabric::silence_nic(silent);
+    CHECK(p.post(hit, 1, 0, pattern(1, kSlotBytes), numbered(1, 8)) == Sent::kYes);
+    CHECK(pump_until({&d, &p}, [&] { return p.losses.contains(hit); }));
+    CHECK(p.losses[hit].front().find("nic" + std::to_string(silent)) != std::string::npos);
+    // D's messages take the first rail, and D learns of it by itself.
+    const Sent sent = conformance::send_pumping(d, p, hit, numbered(7, 8));
+    CHECK(sent == Sent::kYes || silent == 0);
+    CHECK(pump_until({&d}, [&] { return silent == 1 || d.losses.contains(hit); }));
+    p->close_session(hit);
+    CHECK(pump_until({&d, &p}, [&] { return p.fates.contains(1); }));
+    CHECK_EQ(p.fates[1], std::vector<Fate>{Fate::kUnknown});
+    d->close_session(hit);
+    CHECK(!d->landing_quiet(hit));
+    // A new session goes over the other rail alone: its messages too.
+    const std::size_t before = num_writes(silent);
+    const SessionId next = conformance::new_session();
+    if (!conformance::establish(d, p, next, kSlotBytes, 4)) return;
+    CHECK(conformance::post_pumping(p, d, next, 2, 1, pattern(2, kSlotBytes), numbered(2, 8)) == Sent::kYes);
+    CHECK(pump_until({&d, &p}, [&] { return d.notices[next].size() == 1 && p.fates.contains(2); }));
+    CHECK_EQ(num_writes(silent), before);
+    fake_fabric::mend_nic(silent);
+    conformance::end_session(subject, d, p, next);
+  }
+}
+
 TEST(a_rail_that_is_mended_is_used_again) {
   const conformance::Subject subject = over(2);
   End d(subject);

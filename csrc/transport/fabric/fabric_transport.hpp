@@ -37,6 +37,7 @@ struct FabricOptions {
   std::size_t queue_entries = std::size_t{64} << 10U;      ///< of each rail's completion queue, at most
   TimeUs revoke_after_us = 1'000'000;        ///< for a peer to say itself that it writes no more
   TimeUs try_again_us = 10'000'000;          ///< until a lane that failed is given a trial message
+  TimeUs stall_us = 10'000'000;              ///< without an end of what is under way, until a lane has failed
   std::shared_ptr<FabricCounters> counters;  ///< optional
   std::shared_ptr<const CudaDevice> device;  ///< where this engine's cache is; null: in host memory
   bool pin_thread = false;                   ///< the thread that polls: to the first rail's NUMA node

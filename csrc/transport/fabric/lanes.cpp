@@ -74,6 +74,26 @@ std::optional<std::uint32_t> FabricTransport::choose_lane(const FabricPeer& peer
   return chosen;
 }
 
+void FabricTransport::note_start(FabricLane& lane) {
+  if (lane.num_operations++ == 0) lane.moved_at = monotonic_us();
+}
+
+void FabricTransport::find_stalled_lanes(FabricPeer& peer, TimeUs now) {
+  if (peer.lanes.size() == 1) return;  // its silence is the peer's, which is found by others
+  for (std::uint32_t i = 0; i < peer.lanes.size(); ++i) {
+    FabricLane& lane = peer.lanes[i];
+    const bool is_used = lane.state == State::kWorks || lane.state == State::kUntried;
+    if (!is_used || lane.num_operations == 0 || now - lane.moved_at < stall_us_) continue;
+    const std::string reason =
+        "nothing has moved for " + std::to_string((now - lane.moved_at) / 1000) + " ms";
+    note_lane(peer, i, &reason);
+    for (const FabricOperation* operation : operations_.under_way(lane.rail)) {
+      if (operation->peer != &peer || operation->lane != i) continue;
+      lose(operation->session, "rail " + rails_[lane.rail].label + ": " + reason);
+    }
+  }
+}
+
 void FabricTransport::note_lane(FabricPeer& peer, std::uint32_t index, const std::string* error) {
   FabricLane& lane = peer.lanes[index];
   // Where there is no choice there is nothing to note.
@@ -154,6 +174,7 @@ FabricStart FabricTransport::start_write(PostId id, FabricPost& post) {
       write.rail = lane.rail;
       write.size_bytes = part.size();
       write.under_way = true;
+      note_start(peer.lanes[*index]);
       ++rail.num_writes;
       rail.num_bytes += part.size();
       ++post.next_write;
@@ -200,6 +221,7 @@ FabricStart FabricTransport::start_on(FabricMessage& message, FabricPeer& peer, 
   const FabricStart started = endpoint.send(lane.address, message.buffer.first(message.size_bytes),
                                             buffers_->registrations[lane.rail]->mem_desc, &message);
   message.under_way = started == FabricStart::kYes;
+  if (message.under_way) note_start(peer.lanes[index]);
   if (started == FabricStart::kNo) refusal_ = endpoint.error();
   return started;
 }

@@ -73,9 +73,12 @@ void FabricTransport::on_ended(FabricOperation& operation, const std::string* er
     --rail.num_writes;
     rail.num_bytes -= operation.size_bytes;
   }
+  FabricLane& lane = operation.peer->lanes[operation.lane];
+  --lane.num_operations;
+  lane.moved_at = monotonic_us();
   note_lane(*operation.peer, operation.lane, error);
   if (is_message && operation.frame == FabricKind::kTrial) {
-    operation.peer->lanes[operation.lane].on_trial = false;
+    lane.on_trial = false;
   } else if (error != nullptr) {
     if (is_message && goes_on(operation)) {
       resends_.push_back(&operation);
@@ -208,7 +211,10 @@ void FabricTransport::sweep_peers(TimeUs now) {
   for (auto it = peers_.begin(); it != peers_.end();) {
     FabricPeer& peer = it->second;
     const bool over = peer.num_users == 0 && now - peer.idle_since >= kLingerUs;
-    if (peer.num_users != 0) try_lanes(peer);
+    if (peer.num_users != 0) {
+      find_stalled_lanes(peer, now);
+      try_lanes(peer);
+    }
     for (const FabricLane& lane : peer.lanes) {
       const bool is_known = lane.address != kFiAddrUnspec && !rails_[lane.rail].out;
       if (over && is_known) rails_[lane.rail].endpoint->remove(lane.address);

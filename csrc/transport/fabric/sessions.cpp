@@ -32,6 +32,7 @@ FabricTransport::FabricTransport(const FabricOptions& options, std::string proto
       max_posts_(options.max_posts_per_session),
       min_stripe_bytes_(options.min_stripe_bytes),
       try_again_us_(options.try_again_us),
+      stall_us_(options.stall_us),
       revoke_after_us_(options.revoke_after_us),
       pin_budget_us_(options.pin_budget_us),
       delivers_(delivers),

@@ -48,6 +48,8 @@ struct FabricLane {
   State state = State::kUntried;
   bool on_trial = false;  ///< a trial message is under way
   TimeUs try_at = 0;
+  std::size_t num_operations = 0;  ///< under way
+  TimeUs moved_at = 0;             ///< when the first of them started, or one ended
 };
 
 /// One other engine, whatever the number of sessions with it.

@@ -101,6 +101,7 @@ class FabricTransport final : public Transport {
                                                          bool by_load) const;
   [[nodiscard]] std::size_t num_best_lanes(const FabricPeer& peer) const;
   /// Takes note of how an operation over a lane has ended; null: well.
+  static void note_start(FabricLane& lane);
   void note_lane(FabricPeer& peer, std::uint32_t lane, const std::string* error);
   /// Sends a trial message over each lane that is due for one.
   void try_lanes(FabricPeer& peer);
@@ -146,6 +147,8 @@ class FabricTransport final : public Transport {
   void deliver_boxes(TransportSink& sink, const SessionId& id);
   void post_receives();
   void find_dead_peers();
+  /// Of a peer with a choice of lanes: what is under way over a silent one ends its sessions.
+  void find_stalled_lanes(FabricPeer& peer, TimeUs now);
   void sweep_peers(TimeUs now);
   void deliver(TransportSink& sink);
 
@@ -154,6 +157,7 @@ class FabricTransport final : public Transport {
   const std::size_t max_posts_;
   const std::size_t min_stripe_bytes_;
   const TimeUs try_again_us_;
+  const TimeUs stall_us_;
   const TimeUs revoke_after_us_;
   const TimeUs pin_budget_us_;
   const bool delivers_;
