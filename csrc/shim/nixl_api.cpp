@@ -26,6 +26,10 @@ Result<std::shared_ptr<const NixlApi>> load_nixl_api(const std::string& path) {
   // The loader serialises this too, but a thread sanitizer does not see its lock.
   static auto* const mutex = new std::mutex;
   const std::lock_guard lock(*mutex);
+  // NIXL's wheels bring a libnl. Where the system's libibverbs is loaded after that, its libnl-route takes
+  // half of it, and the process crashes when it exits. What is loaded first stays with its own; absent is
+  // fine.
+  static_cast<void>(DynamicLibrary::open("libnl-route-3.so.200", DynamicLibrary::Lifetime::kProcess));
   auto library = DynamicLibrary::open(path, DynamicLibrary::Lifetime::kProcess);
   if (!library.ok()) return library.status();
 

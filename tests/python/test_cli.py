@@ -48,6 +48,13 @@ def test_each_command_has_help_and_json(command: str) -> None:
     assert "--json" in result.output
 
 
+@pytest.mark.nixl
+def test_a_process_that_has_opened_nixl_ends_well() -> None:
+    # The wheel's libnl beside the system's, where libibverbs is installed: docs/gotchas.md.
+    done = run_python("import kvpush; print(kvpush.transports()['nixl'])", UCX_MODULES="all")
+    assert done.returncode == 0, done.stderr
+
+
 def test_version() -> None:
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
