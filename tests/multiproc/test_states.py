@@ -4,7 +4,7 @@ import itertools
 import signal
 
 import pytest
-from engines import TRANSPORTS
+from engines import ONE_OF_EACH
 from states import (
     D_STOPPED,
     P_STOPPED,
@@ -24,7 +24,7 @@ SCRIBBLE = -1.0
 SPARE = [20, 21]
 
 in_every_state = pytest.mark.parametrize("state", [pytest.param(s, id=s.__name__) for s in STATES])
-over_every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+over_every_transport = pytest.mark.parametrize("transport", ONE_OF_EACH)
 pytestmark = pytest.mark.timeout(60)
 
 

@@ -21,6 +21,8 @@ DEADLINE_S = 30.0
 # Each libfabric is a transport here: the system's and a wheel's, or the one that the environment names.
 _LIBRARIES = fabric_libraries(os.environ.get("KVPUSH_FABRIC_LIBRARY", ""))
 FABRICS = dict(zip(("fabric", "fabric_carried"), _LIBRARIES, strict=False))
+# For what takes minutes over all: of several libfabrics the newest.
+ONE_OF_EACH = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), *list(FABRICS)[-1:]]
 TRANSPORTS = ["shm", pytest.param("nixl", marks=pytest.mark.nixl), *FABRICS]
 
 

@@ -181,6 +181,14 @@ class Pair:
         except OSError as error:
             raise BenchError(f"{self.spec.name}: {'PD'[side]} is gone: {error}") from None
 
+    def _blame(self, side: int, error: str) -> None:
+        """Raise the death of a process that another, or its pipe, has noticed."""
+        if not error.startswith("EOFError"):
+            return
+        self._processes[side].join(5.0)
+        code = self._processes[side].exitcode
+        raise BenchError(f"{self.spec.name}: {'PD'[side]} died with code {code}") from None
+
     def _receive(self, sides: list[int] | None = None) -> list[Any]:
         """Return one answer of each side; the first failure of any ends it."""
         waiting = dict.fromkeys([0, 1] if sides is None else sides)
@@ -196,10 +204,9 @@ class Pair:
                 try:
                     answers[side], error = self._pipes[side].recv()
                 except (EOFError, OSError):
-                    self._processes[side].join(5.0)
-                    code = self._processes[side].exitcode
-                    raise BenchError(f"{self.spec.name}: {'PD'[side]} died with code {code}") from None
+                    self._blame(side, "EOFError")
                 if error:
+                    self._blame(1 - side, error)
                     raise BenchError(f"{self.spec.name}, at {'PD'[side]}: {error}")
         return [answers[side] for side in waiting]
 
