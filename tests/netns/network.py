@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from workers import until
 
 SIDES = ("p", "d")
 _PREFIX = "kvpush-"
@@ -70,9 +71,17 @@ class Network:
         _ip("-n", self.names[side], "link", "set", f"rail{rail}", "up" if up else "down")
 
     def set_links(self, up: bool) -> None:
-        for rail in range(self.num_rails):
-            for side in SIDES:
-                self.set_link(rail, up, side)
+        rails = list(itertools.product(range(self.num_rails), SIDES))
+        for rail, side in rails:
+            self.set_link(rail, up, side)
+        if up:
+            # The kernel may take a second to say so, and libfabric does not see a link before.
+            until(lambda: all(self.is_up(rail, side) for rail, side in rails), "all links are up")
+
+    def is_up(self, rail: int, side: str) -> bool:
+        (link,) = json.loads(_ip("-n", self.names[side], "-json", "link", "show", f"rail{rail}"))
+        # That of a tunnel (LossyNetwork) is never known.
+        return "LOWER_UP" in link["flags"] and link["operstate"] in ("UP", "UNKNOWN")
 
     def slow_down(self) -> None:
         """To 50 MB/s each way and for good, so that links fail while bytes are on them. Skips without tbf."""
